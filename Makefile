@@ -1,0 +1,65 @@
+# `make demo` and `make test` need Python and make only: everything else is
+# installed into .venv, with the versions in constraints.txt.
+# Pip's own settings (index, proxy, find-links) are honoured.
+#
+#   make test PYTHON=python3.12            another Python
+#   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
+#   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+RUN := OMP_NUM_THREADS=1 $(BIN)/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-main test-npu lint format docs bench torch-npu wheel clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+# One stamp per extra (demo, dev): made again when what it was made from changes.
+$(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$*]"
+	touch $@
+
+demo: $(VENV)/demo.stamp  ## classify 1,797 digits on a local cluster
+	$(BIN)/python -m daskinfer.demo
+
+test: test-npu test-main  ## all tests
+
+test-main: $(VENV)/dev.stamp  ## all tests but those on the simulated NPU
+	$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+# In a process of its own: a process has one accelerator back-end for its life.
+test-npu: $(VENV)/dev.stamp  ## the tests on the simulated NPU
+	$(RUN) -m pytest --override-ini addopts= -ra tests/npu $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.stamp  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/dev.stamp  ## the documentation, in docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
+	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
+	$(RUN) -m benchmarks
+
+torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
+	$(PYTHON) tests/torch_npu/run.py
+
+wheel: $(VENV)/dev.stamp  ## source and binary distribution, in dist/
+	$(BIN)/python -m build --outdir dist .
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,131 @@
+"""The project's part of Dask's configuration.
+
+Importing this module adds the defaults of ``daskinfer.yaml`` to :data:`dask.config`.
+Values are read where they are used, so ``dask.config.set``, a YAML file in
+``~/.config/dask`` and variables such as ``DASK_DASKINFER__SEND_INTERVAL`` all work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
+
+DEFAULTS_FILE = Path(__file__).with_name("daskinfer.yaml")
+SCHEMA_FILE = Path(__file__).with_name("daskinfer-schema.yaml")
+
+
+def load_defaults() -> None:
+    """Add the defaults below what the user has set; harmless when repeated."""
+    dask.config.ensure_file(source=str(DEFAULTS_FILE))
+    dask.config.update_defaults(yaml.safe_load(DEFAULTS_FILE.read_text("utf-8")))
+
+
+def get(key: str) -> Any:
+    """Return the value of ``daskinfer.<key>``.
+
+    Parameters
+    ----------
+    key
+        The dotted key below ``daskinfer``, in kebab case.
+
+    Raises
+    ------
+    KeyError
+        No such key is set.
+
+    Examples
+    --------
+    >>> get("placement")
+    'least-loaded'
+    """
+    return dask.config.get(f"daskinfer.{key}")
+
+
+def seconds(key: str) -> float | None:
+    """Return a duration in seconds, or None where it is null.
+
+    Raises
+    ------
+    ValueError
+        The value is not a duration, or is negative; the message names the key.
+
+    Examples
+    --------
+    >>> seconds("send-interval")
+    0.001
+    >>> seconds("batching.max-wait") is None
+    True
+    """
+    value = get(key)
+    if value is None:
+        return None
+    wanted = "a duration such as '50ms', zero or more"
+    if not isinstance(value, (str, int, float)) or not str(value).strip():
+        raise _bad(key, value, wanted)
+    try:
+        duration = float(parse_timedelta(value))
+    except (KeyError, ValueError) as error:
+        raise _bad(key, value, wanted) from error
+    if duration < 0:
+        raise _bad(key, value, wanted)
+    return duration
+
+
+def nbytes(key: str) -> int:
+    """Return a size in bytes.
+
+    Raises
+    ------
+    ValueError
+        The value is not a size, or is negative; the message names the key.
+
+    Examples
+    --------
+    >>> nbytes("gather.small-limit")
+    65536
+    """
+    value = get(key)
+    wanted = "a size such as '64 KiB', zero or more"
+    if not isinstance(value, (str, int, float)):
+        raise _bad(key, value, wanted)
+    try:
+        size = parse_bytes(value)
+    except ValueError as error:
+        raise _bad(key, value, wanted) from error
+    if size < 0:
+        raise _bad(key, value, wanted)
+    return size
+
+
+def integer(key: str, minimum: int = 1) -> int:
+    """Return a whole number.
+
+    Raises
+    ------
+    ValueError
+        The value is no whole number or is below `minimum`; the message names the key.
+
+    Examples
+    --------
+    >>> integer("batching.max-batch-size")
+    64
+    """
+    value = get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise _bad(key, value, f"a whole number, {minimum} or more")
+    return value
+
+
+def _bad(key: str, value: object, wanted: str) -> ValueError:
+    return ValueError(
+        f"Configuration daskinfer.{key} is {value!r}, but must be {wanted}. "
+        "See daskinfer.yaml in Dask's configuration folder, or the variable "
+        f"DASK_DASKINFER__{key.upper().replace('.', '__').replace('-', '_')}."
+    )
+
+
+load_defaults()
