@@ -1,0 +1,1 @@
+"""Handwritten digits on a local cluster: ``python -m daskinfer.demo``."""
