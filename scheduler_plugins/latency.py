@@ -1,0 +1,350 @@
+"""How long a batch of so many rows takes: learned per deployment version."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Curve", "LatencyModel"]
+
+
+class Curve:
+    """Seconds against rows: straight lines between points, never falling.
+
+    Below the first point it is constant. Beyond the last one it goes on with the
+    slope of the last line, but never flatter than a quarter of proportional growth:
+    what was not measured must not look free.
+
+    Parameters
+    ----------
+    rows, seconds : sequence of float
+        The points; `rows` strictly increasing, `seconds` not decreasing.
+
+    Examples
+    --------
+    >>> curve = Curve([1, 8], [0.010, 0.024])
+    >>> round(curve.at(4), 3), round(curve.at(10), 3), curve.rows_within(0.020)
+    (0.016, 0.028, 6)
+    """
+
+    __slots__ = ("_slope", "rows", "seconds")
+
+    def __init__(self, rows: Iterable[float], seconds: Iterable[float]) -> None:
+        self.rows = tuple(rows)
+        self.seconds = tuple(seconds)
+        per_row = self.seconds[-1] / self.rows[-1]
+        if len(self.rows) == 1:
+            self._slope = 0.5 * per_row
+        else:
+            rise = self.seconds[-1] - self.seconds[-2]
+            run = self.rows[-1] - self.rows[-2]
+            self._slope = max(rise / run, 0.25 * per_row)
+
+    def at(self, rows: float) -> float:
+        """Seconds that a batch of `rows` takes."""
+        xs, ys = self.rows, self.seconds
+        if rows <= xs[0]:
+            return ys[0]
+        if rows >= xs[-1]:
+            return ys[-1] + self._slope * (rows - xs[-1])
+        i = bisect_left(xs, rows)
+        share = (rows - xs[i - 1]) / (xs[i] - xs[i - 1])
+        return ys[i - 1] + share * (ys[i] - ys[i - 1])
+
+    def rows_within(self, seconds: float) -> int:
+        """The most rows that take no longer than `seconds`, of those measured."""
+        xs, ys = self.rows, self.seconds
+        i = bisect_right(ys, seconds)
+        if i == 0:
+            return 0
+        if i == len(ys):
+            return int(xs[-1])
+        share = (seconds - ys[i - 1]) / (ys[i] - ys[i - 1])
+        return int(xs[i - 1] + share * (xs[i] - xs[i - 1]))
+
+    def __repr__(self) -> str:
+        points = ", ".join(
+            f"{rows:.0f}: {1e3 * seconds:.2f}ms"
+            for rows, seconds in zip(self.rows, self.seconds, strict=True)
+        )
+        return f"<Curve {points}>"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Running means of the batches of about one size."""
+
+    rows: float
+    seconds: float
+    count: int = 1
+    shown_rows: float = 0.0
+    shown_seconds: float = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        self.count += 1
+        weight = max(1 / self.count, LatencyModel.SHAPE_WEIGHT)
+        if self.count > 2:
+            seconds = _clip(seconds, self.seconds, LatencyModel.LARGEST_STEP)
+        self.rows += weight * (rows - self.rows)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def moved(self) -> bool:
+        """Whether it has drifted away from what the curve in use was built of."""
+        return (
+            abs(self.seconds - self.shown_seconds) > 0.01 * self.shown_seconds
+            or abs(self.rows - self.shown_rows) > 0.02 * self.shown_rows
+        )
+
+
+class LatencyModel:
+    """Predicts the execution time of a batch from those that were measured.
+
+    One table of size and time per device class, not a fitted line: real devices have
+    steps, and some get slower per row beyond a best size. A factor per device, which
+    moves faster than the table, follows drift and devices slower than their class.
+
+    Parameters
+    ----------
+    max_rows : int
+        The largest batch that is ever run in one pass.
+    allowed_batch_sizes : tuple of int, optional
+        Sorted sizes that batches are padded to.
+
+    Notes
+    -----
+    Times are execution times measured on the worker, never send-to-answer times.
+    The table is made monotone by pooling adjacent violators (Ayer et al., "An
+    empirical distribution function for sampling with incomplete information", 1955).
+    Not thread-safe; it lives on the scheduler's event loop.
+
+    Examples
+    --------
+    >>> model = LatencyModel(64)
+    >>> model.seed("tcp://10.0.0.1:1", "npu", [(1, 0.010), (64, 0.073)])
+    >>> round(model.seconds("tcp://10.0.0.1:1", "npu", 32), 3)
+    0.041
+    >>> model.sizes("npu"), model.ceiling("npu")
+    ([1, 64], 64)
+    """
+
+    SHAPE_WEIGHT = 0.1
+    SCALE_EXPONENT = 0.25
+    LARGEST_STEP = 3.0
+    UNKNOWN_SECONDS = 0.005
+
+    def __init__(
+        self, max_rows: int, allowed_batch_sizes: tuple[int, ...] | None = None
+    ) -> None:
+        self.max_rows = max_rows
+        self.allowed_batch_sizes = allowed_batch_sizes
+        #: Grows when a prediction may have changed; what is derived can be cached.
+        self.version = 0
+        self._tables: dict[str, dict[int, _Bucket]] = {}
+        self._curves: dict[str, Curve] = {}
+        self._sizes: dict[str, list[int]] = {}
+        self._ceilings: dict[str, int] = {}
+        self._scales: dict[str, float] = {}
+        self._called: dict[str, set[int]] = {}
+        self._guess = Curve([1], [self.UNKNOWN_SECONDS])
+
+    # -- learning
+
+    def observe(
+        self, device: str, device_class: str, rows: int, seconds: float
+    ) -> None:
+        """Learn from one pass.
+
+        The first call of a size on a device is distrusted: it may hold compilation or
+        allocation.
+
+        Parameters
+        ----------
+        device, device_class : str
+            Where it ran.
+        rows : int
+            Rows of the pass, padding not counted.
+        seconds : float
+            Its execution time.
+        """
+        rows = self.padded(rows)
+        key = self._key(rows)
+        table = self._tables.get(device_class)
+        called = self._called.setdefault(device, set())
+        if key not in called:
+            called.add(key)
+            if not table:
+                if not self._tables:
+                    self._guess = Curve([rows], [seconds])
+                    self.version += 1
+                return
+            if seconds > 2 * self.seconds(device, device_class, rows):
+                return
+        if table is None:
+            table = self._tables[device_class] = {}
+        bucket = table.get(key)
+        scale = self._scales.get(device, 1.0)
+        if bucket is not None and bucket.count >= 2:
+            known = scale * self.curve(device_class).at(rows)
+            step = _clip(seconds, known, self.LARGEST_STEP) / known
+            scale *= step**self.SCALE_EXPONENT
+            self._scales[device] = scale
+        self._add(device_class, rows, seconds / scale)
+
+    def seed(
+        self, device: str, device_class: str, timings: Iterable[tuple[int, float]]
+    ) -> None:
+        """Learn from the warm-up of a device, which is trusted.
+
+        Parameters
+        ----------
+        device, device_class : str
+            Where it ran.
+        timings : iterable of (int, float)
+            Rows and seconds of runs that were not the first of their size.
+        """
+        known = [(self.padded(rows), seconds) for rows, seconds in timings]
+        if not known:
+            return
+        if device_class in self._tables:
+            curve = self.curve(device_class)
+            ratios = sorted(seconds / curve.at(rows) for rows, seconds in known)
+            self._scales[device] = ratios[len(ratios) // 2]
+        scale = self._scales.get(device, 1.0)
+        called = self._called.setdefault(device, set())
+        for rows, seconds in known:
+            called.add(self._key(rows))
+            self._tables.setdefault(device_class, {})
+            self._add(device_class, rows, seconds / scale)
+
+    def out_of_memory(self, device_class: str, rows: int) -> None:
+        """Learn that `rows` do not fit: halve the ceiling of the class.
+
+        Batches above a ceiling that was lowered while they were under way teach
+        nothing new, however many of them fail.
+        """
+        rows = self.padded(rows)
+        if rows > self.ceiling(device_class):
+            return
+        ceiling = max(rows // 2, 1)
+        if self.allowed_batch_sizes:
+            fitting = [size for size in self.allowed_batch_sizes if size <= ceiling]
+            ceiling = fitting[-1] if fitting else self.allowed_batch_sizes[0]
+        self._ceilings[device_class] = ceiling
+        self._sizes.pop(device_class, None)
+        self.version += 1
+
+    def forget(self, device: str) -> None:
+        """Drop what is known of one device; its class keeps its table."""
+        self._scales.pop(device, None)
+        self._called.pop(device, None)
+
+    # -- asking
+
+    def seconds(self, device: str, device_class: str, rows: int) -> float:
+        """Execution time of `rows` on a device.
+
+        More rows than fit into one pass are run as several.
+        """
+        at, ceiling = self.curve(device_class).at, self.ceiling(device_class)
+        full, rest = divmod(rows, ceiling) if rows > ceiling else (0, max(rows, 1))
+        seconds = full * at(ceiling) if full else 0.0
+        if rest:
+            seconds += at(self.padded(rest))
+        return self.scale(device) * seconds
+
+    def curve(self, device_class: str) -> Curve:
+        """The curve of a class; of another one, or a guess, until it is measured."""
+        curve = self._curves.get(device_class)
+        if curve is None:
+            if device_class in self._tables:
+                curve = self._curves[device_class] = self._build(device_class)
+            elif self._tables:
+                curve = self.curve(next(iter(self._tables)))
+            else:
+                curve = self._guess
+        return curve
+
+    def scale(self, device: str) -> float:
+        """How much slower (above 1) or faster a device is than its class."""
+        return self._scales.get(device, 1.0)
+
+    def sizes(self, device_class: str) -> list[int]:
+        """Sizes in rows that were measured and fit, ascending; empty at first."""
+        sizes = self._sizes.get(device_class)
+        if sizes is None:
+            ceiling = self.ceiling(device_class)
+            table = self._tables.get(device_class, {})
+            measured = {max(round(bucket.rows), 1) for bucket in table.values()}
+            sizes = sorted(size for size in measured if size <= ceiling)
+            self._sizes[device_class] = sizes
+        return sizes
+
+    def top(self, device_class: str) -> int:
+        """The largest size measured, 0 if none."""
+        sizes = self.sizes(device_class)
+        return sizes[-1] if sizes else 0
+
+    def ceiling(self, device_class: str) -> int:
+        """The most rows that may go into one pass."""
+        return self._ceilings.get(device_class, self.max_rows)
+
+    def padded(self, rows: int) -> int:
+        """Rows that the model sees when it is given `rows`."""
+        allowed = self.allowed_batch_sizes
+        if not allowed:
+            return rows
+        i = bisect_left(allowed, rows)
+        return allowed[i] if i < len(allowed) else rows
+
+    def table(self, device_class: str) -> list[tuple[int, float, int]]:
+        """Rows, seconds and number of measurements of each size, for a display."""
+        return [
+            (round(bucket.rows), bucket.seconds, bucket.count)
+            for _, bucket in sorted(self._tables.get(device_class, {}).items())
+        ]
+
+    # -- inside
+
+    def _key(self, rows: int) -> int:
+        # The upper edge of a bucket belongs to it: steps sit at powers of two.
+        return rows if self.allowed_batch_sizes else math.ceil(2 * math.log2(rows))
+
+    def _add(self, device_class: str, rows: int, seconds: float) -> None:
+        table = self._tables[device_class]
+        key = self._key(rows)
+        bucket = table.get(key)
+        if bucket is None:
+            bucket = table[key] = _Bucket(float(rows), seconds)
+        else:
+            bucket.add(rows, seconds)
+        if bucket.moved:
+            self._curves.pop(device_class, None)
+            self._sizes.pop(device_class, None)
+            self.version += 1
+
+    def _build(self, device_class: str) -> Curve:
+        pools: list[tuple[float, int, list[float]]] = []
+        for _, bucket in sorted(self._tables[device_class].items()):
+            bucket.shown_rows, bucket.shown_seconds = bucket.rows, bucket.seconds
+            seconds, weight, rows = bucket.seconds, bucket.count, [bucket.rows]
+            while pools and pools[-1][0] > seconds:
+                other_seconds, other_weight, other_rows = pools.pop()
+                total = weight + other_weight
+                seconds = (weight * seconds + other_weight * other_seconds) / total
+                weight, rows = total, other_rows + rows
+            pools.append((seconds, weight, rows))
+        return Curve(
+            [row for _, _, rows in pools for row in rows],
+            [seconds for seconds, _, rows in pools for _ in rows],
+        )
+
+    def __repr__(self) -> str:
+        known = {name: len(table) for name, table in self._tables.items()}
+        return f"<LatencyModel max_rows={self.max_rows}, sizes measured: {known}>"
+
+
+def _clip(value: float, around: float, factor: float) -> float:
+    return min(max(value, around / factor), around * factor)

@@ -1,0 +1,205 @@
+"""What each device is doing, and when it will be free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["DeviceLoad", "Flight", "Link"]
+
+# A batch counts as overdue when it is late by this share of its predicted time
+# and by two round trips on top; less than that is noise.
+_OVERDUE = 0.2
+
+
+@dataclass(slots=True)
+class Flight:
+    """One batch that was sent to a device and is not answered yet.
+
+    Parameters
+    ----------
+    batch_id : str
+        Name of the batch, unique among the flights of its device.
+    rows : int
+        Rows in the batch, padding not counted.
+    sent_at : float
+        When it was sent, in seconds on a monotonic clock.
+    seconds : callable
+        The current prediction of its execution time in seconds. A function, because
+        the prediction changes while the batch is on its way.
+    alone : bool
+        Nothing may be queued behind it on the device.
+    """
+
+    batch_id: str
+    rows: int
+    sent_at: float
+    seconds: Callable[[], float]
+    alone: bool = False
+
+
+class Link:
+    """The measured cost of a message to a worker and back, in seconds.
+
+    Parameters
+    ----------
+    outbound : float
+        From the decision on the scheduler to the start of the batch on the worker.
+    round_trip : float
+        The same, plus the way back to the scheduler.
+
+    Notes
+    -----
+    Not thread-safe; it lives on the scheduler's event loop.
+
+    Examples
+    --------
+    >>> link = Link()
+    >>> for _ in range(100):
+    ...     link.observe(0.010)
+    >>> round(link.round_trip, 4), round(link.outbound, 4)
+    (0.01, 0.006)
+    """
+
+    _WEIGHT = 0.05
+    _LARGEST_STEP = 3.0
+    _FLOOR = 1e-4
+
+    __slots__ = ("_outbound_share", "round_trip")
+
+    def __init__(self, outbound: float = 0.003, round_trip: float = 0.005) -> None:
+        if not 0 < outbound < round_trip:
+            raise ValueError(
+                f"outbound must lie between 0 and round_trip, got {outbound} "
+                f"and {round_trip}"
+            )
+        self.round_trip = round_trip
+        self._outbound_share = outbound / round_trip
+
+    @property
+    def outbound(self) -> float:
+        """Seconds from the decision to the start of the batch on an idle worker."""
+        return self._outbound_share * self.round_trip
+
+    @property
+    def inbound(self) -> float:
+        """Seconds from the end of the batch until the scheduler knows of it."""
+        return self.round_trip - self.outbound
+
+    def observe(self, overhead_seconds: float) -> None:
+        """Learn from one answered batch.
+
+        Parameters
+        ----------
+        overhead_seconds : float
+            Time from sending to answer, less the execution time, less the time that
+            the batch was queued on the worker. An outlier moves the estimate no
+            further than three times the estimate would.
+        """
+        known = self.round_trip
+        value = min(overhead_seconds, self._LARGEST_STEP * known)
+        self.round_trip = max(known + self._WEIGHT * (value - known), self._FLOOR)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Link outbound={1e3 * self.outbound:.2f}ms "
+            f"round_trip={1e3 * self.round_trip:.2f}ms>"
+        )
+
+
+class DeviceLoad:
+    """The batches that one worker's device has before it, of all deployments.
+
+    A device runs its batches one after the other, in the order in which they were
+    sent.
+
+    Parameters
+    ----------
+    name : str
+        Address of the worker.
+    device_class : str
+        Devices of one class are expected to take the same time for the same batch.
+
+    Notes
+    -----
+    Not thread-safe; it lives on the scheduler's event loop.
+
+    Examples
+    --------
+    >>> device, link = DeviceLoad("tcp://10.0.0.1:1", "npu"), Link()
+    >>> device.send(Flight("b1", 8, 1.0, lambda: 0.020))
+    >>> round(device.expected_free(1.0, link), 3)
+    1.023
+    >>> device.finish("b1", 1.030, link).rows, device.idle
+    (8, True)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "device_class",
+        "flights",
+        "free_at",
+        "last_sent",
+        "name",
+    )
+
+    def __init__(self, name: str, device_class: str) -> None:
+        self.name = name
+        self.device_class = device_class
+        self.flights: list[Flight] = []
+        self.free_at = 0.0
+        self.last_sent = float("-inf")
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is under way."""
+        return not self.flights
+
+    @property
+    def rows(self) -> int:
+        """Rows of all batches under way."""
+        return sum(flight.rows for flight in self.flights)
+
+    def send(self, flight: Flight) -> None:
+        """Note that `flight` has left for this device."""
+        self.flights.append(flight)
+        self.last_sent = flight.sent_at
+
+    def finish(self, batch_id: str, now: float, link: Link) -> Flight | None:
+        """Note that a batch was answered, or that no answer will come.
+
+        Returns
+        -------
+        Flight or None
+            What was under way; None if no batch of this name was.
+        """
+        for index, flight in enumerate(self.flights):
+            if flight.batch_id == batch_id:
+                del self.flights[index]
+                # Predicting each batch from its own send time alone would add up the
+                # errors of all its predecessors; the answer sets the clock right.
+                self.free_at = now - link.inbound
+                return flight
+        return None
+
+    def expected_free(self, now: float, link: Link) -> float:
+        """When the device will have run all that was sent to it.
+
+        A batch that should be over is believed to end any moment; once it is clearly
+        overdue, to need half as long again as it has run.
+        """
+        free = self.free_at
+        for flight in self.flights:
+            start = max(free, flight.sent_at + link.outbound)
+            seconds = flight.seconds()
+            free = start + seconds
+            if now > free:
+                overdue = now - free > _OVERDUE * seconds + 2 * link.round_trip
+                free = now + 0.5 * (now - start) if overdue else now
+        return free
+
+    def __repr__(self) -> str:
+        return (
+            f"<DeviceLoad {self.name} {self.device_class}: "
+            f"{len(self.flights)} batches, {self.rows} rows under way>"
+        )
