@@ -1,0 +1,1 @@
+"""Small programs that use daskinfer: ``python -m examples.analysis`` and so on."""
