@@ -42,10 +42,16 @@ class DeviceNanny(Nanny):
 
     async def instantiate(self) -> distributed.Status:
         """Start the worker process and wait until it is connected."""
-        async with _environment({**self.pre_spawn_env, **self.env}):
+        # Dask sets these itself before it starts the process, over what is there.
+        self.pre_spawn_env = self.env
+        async with _environment(self.env):
             starting = asyncio.ensure_future(super().instantiate())
-            while not starting.done() and not self._has_process():
-                await asyncio.sleep(_POLL_SECONDS)
+            try:
+                while not starting.done() and not self._has_process():
+                    await asyncio.sleep(_POLL_SECONDS)
+            except asyncio.CancelledError:
+                starting.cancel()
+                raise
         return await starting
 
     def _has_process(self) -> bool:
@@ -147,7 +153,7 @@ class LocalCluster(distributed.LocalCluster):
         declared = {RESOURCE_NAMES[self.device_kind]: 1.0} if self._indices else {}
         # Dask gives all first workers one specification; here each has its own, so
         # they are added by _start.
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             n_workers=0,
             threads_per_worker=threads_per_worker or cores_per_worker,
             processes=processes,
@@ -177,7 +183,7 @@ class LocalCluster(distributed.LocalCluster):
     async def _start(self) -> None:
         while len(self.worker_spec) < self._initial_workers:
             self.worker_spec.update(self.new_worker_spec())
-        await super()._start()
+        await super()._start()  # type: ignore[no-untyped-call]
 
     def new_worker_spec(self) -> dict[Any, dict[str, Any]]:
         """Specify one more worker, on a device that has none.
@@ -187,7 +193,8 @@ class LocalCluster(distributed.LocalCluster):
         ValueError
             If every device has its worker.
         """
-        [(name, spec)] = super().new_worker_spec().items()
+        spec_of_name = super().new_worker_spec()  # type: ignore[no-untyped-call]
+        [(name, spec)] = spec_of_name.items()
         index = self._free_device()
         options = dict(spec["options"])
         if self.processes:

@@ -1,0 +1,225 @@
+"""LocalCluster, with the processes it really starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from dask.system import CPU_COUNT
+from distributed import Client, Nanny, Worker
+
+from daskinfer.cluster import LocalCluster
+from daskinfer.device import DeviceNotFound
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.process
+
+VARIABLES = (
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
+
+
+def environment(dask_worker: Worker) -> dict[str, str | None]:
+    found = {name: os.environ.get(name) for name in VARIABLES}
+    return {**found, "pid": str(os.getpid()), "extra": os.environ.get("EXTRA")}
+
+
+def resources(client: Client) -> list[dict[str, float]]:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return [worker["resources"] for worker in workers.values()]
+
+
+@pytest.fixture
+def clean_threads(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_accelerators_the_workers_share_the_cores(
+    cleanup, bare_host, clean_threads
+):
+    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+        seen = client.run(environment)
+        assert resources(client) == [{} for _ in seen]
+    threads = [int(found["OMP_NUM_THREADS"]) for found in seen.values()]
+    assert sum(threads) <= CPU_COUNT
+    assert len({found["pid"] for found in seen.values()}) == len(seen)
+    assert {found["CUDA_VISIBLE_DEVICES"] for found in seen.values()} == {""}
+
+
+def test_each_worker_has_one_device_and_says_so(cleanup, two_npus):
+    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+        seen = client.run(environment)
+        assert resources(client) == [{"NPU": 1.0}, {"NPU": 1.0}]
+        devices = sorted(found["ASCEND_RT_VISIBLE_DEVICES"] for found in seen.values())
+        assert devices == ["0", "1"]
+
+        client.restart()
+        again = client.run(environment)
+        devices = sorted(found["ASCEND_RT_VISIBLE_DEVICES"] for found in again.values())
+        assert devices == ["0", "1"]
+        assert not {found["pid"] for found in again.values()} & {
+            found["pid"] for found in seen.values()
+        }
+
+
+def test_scaling_gives_back_and_takes_devices(cleanup, two_npus):
+    async def scale() -> list[str]:
+        async with LocalCluster(asynchronous=True, dashboard_address=None) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                await cluster.scale_down([0])
+                cluster.scale(2)
+                await cluster
+                await client.wait_for_workers(2)
+                with pytest.raises(ValueError, match="all 2 npu device"):
+                    cluster.scale(3)
+                seen = await client.run(environment)
+        return sorted(found["ASCEND_RT_VISIBLE_DEVICES"] for found in seen.values())
+
+    assert asyncio.run(scale()) == ["0", "1"]
+
+
+def test_one_certain_device(cleanup, two_npus):
+    with LocalCluster(device="npu:1", dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            [found] = client.run(environment).values()
+    assert found["ASCEND_RT_VISIBLE_DEVICES"] == "1"
+
+
+def test_the_environment_of_this_process_stays_as_it_was(cleanup, two_npus):
+    before = dict(os.environ)
+    with LocalCluster(dashboard_address=None, env={"EXTRA": "1"}) as cluster:
+        with Client(cluster) as client:
+            seen = client.run(environment)
+            during = dict(os.environ)
+    for changed in (during, dict(os.environ)):
+        # Dask's own mark, and pytest's.
+        for name in ("__DASK_PARENT_PID", "PYTEST_CURRENT_TEST"):
+            changed.pop(name, None)
+            before.pop(name, None)
+        assert changed == before
+    assert {found["extra"] for found in seen.values()} == {"1"}
+
+
+def test_what_the_user_says_goes_to_dask_and_wins(cleanup, two_npus):
+    with LocalCluster(
+        n_workers=1,
+        threads_per_worker=3,
+        resources={"NPU": 2, "disk": 5},
+        env={"OMP_NUM_THREADS": "1", "ASCEND_RT_VISIBLE_DEVICES": "7"},
+        memory_limit="1 GiB",
+        name="mine",
+        dashboard_address=":0",
+    ) as cluster:
+        assert cluster.name == "mine"
+        assert cluster.dashboard_link.startswith("http")
+        with Client(cluster) as client:
+            [found] = client.run(environment).values()
+            [worker] = client.scheduler_info()["workers"].values()
+    assert found["ASCEND_RT_VISIBLE_DEVICES"] == "7"
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert worker["nthreads"] == 3
+    assert worker["resources"] == {"NPU": 2, "disk": 5}
+    assert worker["memory_limit"] == 2**30
+
+
+def test_a_wish_for_fewer_threads_is_respected(cleanup, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with LocalCluster(n_workers=1, device="cpu", dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            [found] = client.run(environment).values()
+    assert found["MKL_NUM_THREADS"] == "1"
+
+
+def test_all_in_one_process(cleanup, bare_host):
+    async def run() -> int:
+        async with LocalCluster(
+            n_workers=2, processes=False, asynchronous=True, dashboard_address=None
+        ) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                seen = await client.run(environment)
+                assert all(isinstance(w, Worker) for w in cluster.workers.values())
+        assert {found["pid"] for found in seen.values()} == {str(os.getpid())}
+        return len(seen)
+
+    assert asyncio.run(run()) == 2
+
+
+@mock.patch.dict(os.environ)  # Dask's own nanny leaves its settings behind here.
+def test_another_nanny_gets_the_environment_too(cleanup, two_npus):
+    with LocalCluster(
+        n_workers=1, worker_class=Nanny, dashboard_address=None
+    ) as cluster:
+        with Client(cluster) as client:
+            [found] = client.run(environment).values()
+    assert found["ASCEND_RT_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_workers": 3}, "n_workers=3 is too many: device='auto' stands for 2"),
+        ({"n_workers": 2, "processes": False}, "processes=False allows one worker"),
+        ({"device": "npu:1", "processes": False}, "processes=False allows one worker"),
+        ({"device": "gpu"}, "device='gpu' is unknown"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(two_npus, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LocalCluster(**arguments)
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda", "cuda:2"])
+def test_a_missing_device_says_why(bare_host, device):
+    with pytest.raises(DeviceNotFound, match=r"no (NPU|CUDA) in this test"):
+        LocalCluster(device=device)
+
+
+def test_a_script_that_imports_torch_first_gets_its_threads_and_device(tmp_path):
+    # A worker process imports the main script again before Dask's own code runs.
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os
+import torch
+
+seen = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
+
+if __name__ == "__main__":
+    from distributed import Client
+    from daskinfer.cluster import LocalCluster
+
+    def look():
+        import __mp_main__
+        return __mp_main__.seen
+
+    with LocalCluster(n_workers=1, device="cpu", dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            [found] = client.run(look).values()
+    print(found)
+"""
+    )
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(CPU_COUNT),
+    }
+    variables.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, script],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"('', {CPU_COUNT})\n"
