@@ -1,0 +1,26 @@
+"""Objects to frames and back, exactly and fast.
+
+``frames``
+    :func:`dumps` and :func:`loads` carry requests and results in daskinfer's own
+    messages
+``packing``
+    :func:`pack` and :func:`unpack` carry many small results at once
+``registration``
+    :func:`register` teaches Dask's serializer the tensors it lacks, so that
+    ``client.gather`` and ``client.scatter`` keep them too
+``tensors``
+    a tensor as the bits of its elements
+
+All is pickle, protocol 5, with three additions: a plain tensor travels as the bits
+of its elements; whatever lives in ``__main__`` is carried by value (cloudpickle);
+and what arrives can be written to and lies on the CPU. Nothing here imports torch
+in a process that has no tensors.
+"""
+
+from __future__ import annotations
+
+from daskinfer.transport.frames import OUT_OF_BAND_BYTES, Frame, dumps, loads
+from daskinfer.transport.packing import pack, unpack
+from daskinfer.transport.registration import register
+
+__all__ = ["OUT_OF_BAND_BYTES", "Frame", "dumps", "loads", "pack", "register", "unpack"]
