@@ -22,7 +22,7 @@ help:  ## show this list
 
 # One stamp per extra (demo, dev): made again when what it was made from changes.
 $(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$*]"
 	touch $@
 

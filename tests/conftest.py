@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 # Worker processes inherit these. Set before NumPy, torch and Dask are imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DASK_DISTRIBUTED__SCHEDULER__VALIDATE"] = "True"
 os.environ["DASK_DISTRIBUTED__WORKER__VALIDATE"] = "True"
-os.environ["DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__GIL__ENABLED"] = "False"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import dask.config
@@ -18,8 +22,24 @@ dask.config.refresh()
 import daskinfer.config  # noqa: E402
 
 # isort: split
-# Only now: this module notes the configuration that it sees when it is imported, and
+# Only now: utils_test notes the configuration that it sees when it is imported, and
 # goes back to that, the project's defaults included, between tests.
+from distributed import Nanny  # noqa: E402
 from distributed.utils_test import cleanup, loop, loop_in_thread  # noqa: E402
 
 __all__ = ["cleanup", "daskinfer", "loop", "loop_in_thread"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nannies_validate() -> Iterator[None]:
+    """Let workers in processes validate too: a nanny ignores the configuration."""
+    init = Nanny.__init__
+
+    @functools.wraps(init)
+    def validating(self: Nanny, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("validate", True)
+        init(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Nanny, "__init__", validating)
+        yield
