@@ -36,7 +36,7 @@ test-main: $(VENV)/dev.stamp  ## all tests but those on the simulated NPU
 
 # In a process of its own: a process has one accelerator back-end for its life.
 test-npu: $(VENV)/dev.stamp  ## the tests on the simulated NPU
-	$(RUN) -m pytest --override-ini addopts= -ra tests/npu $(PYTEST_ARGS)
+	$(RUN) -m pytest -m "not slow" tests/npu $(PYTEST_ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff and mypy
 	$(BIN)/ruff check .
