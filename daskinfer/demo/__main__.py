@@ -133,7 +133,7 @@ def speed_table(ways: Sequence[Way], images: int) -> Table:
     labels = labels[:images]
     baseline = statistics.median(ways[0].seconds)
     table = Table(title=f"{images:,} requests of one image, median of the rounds")
-    table.add_column("way")
+    table.add_column("way", no_wrap=True)
     table.add_column("requests/s", justify="right")
     table.add_column("against plain Dask", justify="right")
     table.add_column("accuracy", justify="right")
