@@ -1,0 +1,60 @@
+"""Cluster inference on Dask: deploy a model, call it through Dask futures.
+
+>>> import daskinfer
+>>> daskinfer.BatchPolicy(max_batch_size=32).max_batch_size
+32
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daskinfer import config as _config  # registers the defaults with Dask
+from daskinfer.client import deploy, deployments, get, info
+from daskinfer.exceptions import (
+    DeploymentExists,
+    DeploymentFailed,
+    DeployTimeout,
+    InferenceError,
+    OutputMismatch,
+    UnknownDeployment,
+)
+from daskinfer.gather import gather
+from daskinfer.handle import Model
+from daskinfer.policy import BatchPolicy
+from daskinfer.status import DeploymentStatus, RequestInfo
+
+if TYPE_CHECKING:
+    from daskinfer.cluster import LocalCluster
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchPolicy",
+    "DeployTimeout",
+    "DeploymentExists",
+    "DeploymentFailed",
+    "DeploymentStatus",
+    "InferenceError",
+    "LocalCluster",
+    "Model",
+    "OutputMismatch",
+    "RequestInfo",
+    "UnknownDeployment",
+    "deploy",
+    "deployments",
+    "gather",
+    "get",
+    "info",
+]
+
+del _config
+
+
+def __getattr__(name: str) -> Any:
+    # The cluster module imports half of Dask; scheduler and workers don't need it.
+    if name == "LocalCluster":
+        from daskinfer.cluster import LocalCluster
+
+        return LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,367 @@
+"""Deploying and asking: what a client does apart from sending requests."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Client, Future, default_client
+from distributed.protocol.serialize import to_serialize
+from distributed.worker import get_client, get_worker
+
+from daskinfer import protocol, transport
+from daskinfer.exceptions import (
+    DeploymentExists,
+    DeploymentFailed,
+    DeployTimeout,
+    UnknownDeployment,
+)
+from daskinfer.failure import load_failure
+from daskinfer.handle import Model
+from daskinfer.policy import BatchPolicy
+from daskinfer.status import DeploymentStatus, RequestInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskinfer.artifact import Artifact
+
+_DEVICES = ("auto", "npu", "cuda", "cpu")
+
+
+def current_client(preferred: Client | None = None) -> Client:
+    """Return the client to speak through: the given one, the task's, the default.
+
+    Raises
+    ------
+    ValueError
+        If there is none: make one with ``Client(address)``.
+    """
+    if preferred is not None and preferred.status != "closed":
+        return preferred
+    try:
+        get_worker()
+    except ValueError:
+        client: Client = default_client()
+        return client
+    return get_client()
+
+
+def calls(client: Client) -> Any:
+    """The scheduler's calls, as methods to await."""
+    return client.scheduler
+
+
+def deploy(
+    client: Client,
+    model: Callable[..., Any] | None = None,
+    *,
+    factory: str | None = None,
+    factory_kwargs: Mapping[str, Any] | None = None,
+    path: str | None = None,
+    name: str | None = None,
+    version: str = "1",
+    device: str = "auto",
+    resources: Mapping[str, float] | None = None,
+    batching: BatchPolicy | None = None,
+    warmup: Any = None,
+    placement: str | type | None = None,
+    wait: bool = True,
+    wait_timeout: str | float | None = None,
+) -> Model:
+    """Ship a model to the cluster once and return a handle to it.
+
+    Exactly one of ``model``, ``factory`` and ``path`` says what to deploy. Workers
+    that join later load it too; on an empty cluster it loads when the first
+    worker joins.
+
+    Parameters
+    ----------
+    client
+        A connected :class:`distributed.Client`.
+    model
+        A :class:`torch.nn.Module` (deployed in eval mode; yours stays as it is), or
+        any callable that takes a batch and returns one.
+    factory
+        ``"package.module:function"``, called on each worker with
+        ``factory_kwargs`` to build the model there.
+    path
+        A ``.pt2`` file of :func:`torch.export.save`, or TorchScript (``.ts``,
+        ``.pt``).
+    name
+        What it is called; by default the model's own name.
+    version
+        A label for this version.
+    device
+        ``"npu"``, ``"cuda"``, ``"cpu"``, or ``"auto"``: the best a worker has.
+    resources
+        What a worker must have declared, such as ``{"NPU": 1}``.
+    batching
+        How requests are batched; None takes the ``daskinfer.batching`` config.
+    warmup
+        An example input (or a tuple of positional inputs) with one or more rows.
+        Each worker runs it at every batch size before it takes requests, so that
+        no request pays for first calls, and the batcher starts with a measured
+        curve.
+    placement
+        ``"least-loaded"``, ``"round-robin"`` or the path of a
+        :class:`scheduler_plugins.placement.Placement`; None takes the config.
+    wait
+        Whether to return only when every worker has tried, and at least one is
+        ready.
+    wait_timeout
+        How long at most, such as ``"5m"``; None takes the config.
+
+    Returns
+    -------
+    Model
+        Awaitable with an asynchronous client.
+
+    Raises
+    ------
+    DeploymentExists
+        There is one of this name; it says how to replace it.
+    DeployTimeout
+        Nothing was ready in time; it says what each worker is at. The deployment
+        stays and goes on loading.
+    Exception
+        What loading the model raised, with the worker's traceback, if it failed
+        on every worker. The deployment is removed then.
+    ValueError, TypeError
+        An argument is wrong; nothing was deployed.
+    """
+    if sum(given is not None for given in (model, factory, path)) != 1:
+        raise TypeError("deploy one of: a model, factory=, path=")
+    if device not in _DEVICES:
+        raise ValueError(f"device must be one of {_DEVICES}, not {device!r}")
+    if factory_kwargs is not None and factory is None:
+        raise TypeError("factory_kwargs needs factory=")
+    if not version:
+        raise ValueError("version must not be empty")
+    if isinstance(model, Model):
+        raise TypeError(f"{model!r} is a handle, deployed already")
+    artifacts = importlib.import_module("daskinfer.artifact")
+    if factory is not None:
+        artifact = artifacts.from_factory(factory, dict(factory_kwargs or {}))
+    elif path is not None:
+        artifact = artifacts.from_path(path)
+    else:
+        artifact = artifacts.from_object(model)
+    timeout = parse_timedelta(
+        dask.config.get("daskinfer.deploy.wait-timeout")
+        if wait_timeout is None
+        else wait_timeout
+    )
+    handle = client.sync(
+        _deploy,
+        client,
+        artifact,
+        name or _name_of(model, factory, path),
+        version,
+        batching or _policy_from_config(),
+        {
+            "device": device,
+            "resources": None if resources is None else dict(resources),
+            "placement": _placement_path(placement),
+            "warmup": _warmup_payload(warmup),
+        },
+        timeout if wait else None,
+    )
+    return cast(Model, handle)
+
+
+async def _deploy(
+    client: Client,
+    artifact: Artifact,
+    name: str,
+    version: str,
+    policy: BatchPolicy,
+    options: dict[str, Any],
+    timeout: float | None,
+) -> Model:
+    await install(client)
+    answer = await calls(client).daskinfer_deploy(
+        name=name,
+        version=version,
+        policy=asdict(policy),
+        artifact=artifact.to_message(),
+        client=client.id,
+        **options,
+    )
+    if answer["status"] == "exists":
+        raise DeploymentExists(answer["message"])
+    if answer["status"] == "error":
+        raise ValueError(answer["message"])
+    if timeout is not None:
+        await _wait_ready(client, name, version, timeout)
+    return Model(name, None, policy.batch_dim, client=client)
+
+
+async def _wait_ready(client: Client, name: str, version: str, timeout: float) -> None:
+    answer = await calls(client).daskinfer_wait_ready(
+        name=name, version=version, timeout=timeout
+    )
+    if answer["status"] == "ready":
+        return
+    if answer["status"] == "timeout":
+        raise DeployTimeout(answer["message"])
+    await calls(client).daskinfer_undeploy(name=name)
+    error = load_failure(answer["failure"]) if answer["failure"] else None
+    if error is None:
+        raise DeploymentFailed(answer["message"])
+    raise error
+
+
+async def install(client: Client) -> None:
+    """Register the scheduler plugin, if it is not there yet."""
+    from scheduler_plugins import InferencePlugin
+
+    await client.register_plugin(InferencePlugin())
+
+
+def get(client: Client, name: str, version: str | None = None) -> Model:
+    """Return a handle to what is deployed under ``name``.
+
+    Raises
+    ------
+    UnknownDeployment
+        If it is not there; the message lists what is.
+    """
+    return cast(Model, client.sync(_get, client, name, version))
+
+
+async def _get(client: Client, name: str, version: str | None) -> Model:
+    about = await describe_one(client, name)
+    if version is not None and version not in about["versions"]:
+        raise UnknownDeployment(
+            f"{name!r} has no version {version!r}; "
+            f"it has {', '.join(map(repr, about['versions']))}"
+        )
+    return Model(name, version, about["batch_dim"], client=client)
+
+
+def deployments(client: Client) -> list[Model]:
+    """Return a handle for each deployment of the cluster, by name."""
+    return cast("list[Model]", client.sync(_deployments, client))
+
+
+async def _deployments(client: Client) -> list[Model]:
+    found = await _describe(client)
+    return [
+        Model(name, None, about["batch_dim"], client=client)
+        for name, about in sorted(found.items())
+    ]
+
+
+async def _describe(client: Client) -> dict[str, Any]:
+    await install(client)
+    answer: dict[str, Any] = await calls(client).daskinfer_describe()
+    return answer
+
+
+async def describe_one(client: Client, name: str) -> dict[str, Any]:
+    """What the scheduler says of one deployment.
+
+    Raises
+    ------
+    UnknownDeployment
+        If it is not there; the message lists what is.
+    """
+    found = await _describe(client)
+    if name not in found:
+        raise UnknownDeployment(_unknown(name, found))
+    about: dict[str, Any] = found[name]
+    return about
+
+
+def status(model: Model) -> DeploymentStatus:
+    """Return what :meth:`Model.status` documents."""
+    client = model.client
+    return cast(DeploymentStatus, client.sync(_status, client, model.name))
+
+
+async def _status(client: Client, name: str) -> DeploymentStatus:
+    await install(client)
+    answer = await calls(client).daskinfer_status(name=name)
+    if answer["status"] == "unknown":
+        raise UnknownDeployment(answer["message"])
+    return DeploymentStatus.from_message(answer["deployment"])
+
+
+def undeploy(model: Model) -> None:
+    """Remove a deployment, as :meth:`Model.undeploy` documents."""
+    client = model.client
+    client_call = client.sync(_undeploy, client, model.name)
+    return cast(None, client_call)
+
+
+async def _undeploy(client: Client, name: str) -> None:
+    await install(client)
+    answer = await calls(client).daskinfer_undeploy(name=name)
+    if answer["status"] == "unknown":
+        raise UnknownDeployment(answer["message"])
+
+
+def info(future: Future[Any]) -> RequestInfo:
+    """Tell how the answer of a finished future came about.
+
+    Parameters
+    ----------
+    future
+        A future of :meth:`Model.submit` or of ``client.submit(model, ...)``.
+
+    Raises
+    ------
+    ValueError
+        If it is not finished, or no deployment made it.
+    """
+    return cast(RequestInfo, future.client.sync(_info, future.client, future))
+
+
+async def _info(client: Client, future: Future[Any]) -> RequestInfo:
+    if future.status != "finished":
+        raise ValueError(f"{future.key!r} is {future.status}; wait for it first")
+    answer = await calls(client).daskinfer_info(key=future.key)
+    if answer is None:
+        raise ValueError(f"{future.key!r} was not made by a deployment")
+    return RequestInfo(**answer)
+
+
+def _policy_from_config() -> BatchPolicy:
+    configured = dask.config.get("daskinfer.batching")
+    return BatchPolicy(**{key.replace("-", "_"): v for key, v in configured.items()})
+
+
+def _name_of(model: Any, factory: str | None, path: str | None) -> str:
+    if factory is not None:
+        return factory.rpartition(":")[2]
+    if path is not None:
+        return path.replace("\\", "/").rpartition("/")[2].partition(".")[0]
+    own = getattr(model, "__name__", None) or type(model).__name__
+    # Two lambdas or two nets of one class are different models.
+    return own if own.isidentifier() else f"model-{uuid.uuid4().hex[:8]}"
+
+
+def _placement_path(placement: str | type | None) -> str:
+    if placement is None:
+        return cast(str, dask.config.get("daskinfer.placement"))
+    if isinstance(placement, type):
+        return f"{placement.__module__}.{placement.__qualname__}"
+    return placement
+
+
+def _warmup_payload(example: Any) -> protocol.Payload | None:
+    if example is None:
+        return None
+    args = example if isinstance(example, tuple) else (example,)
+    return [to_serialize(frame) for frame in transport.dumps((args, {}))]
+
+
+def _unknown(name: str, found: Mapping[str, Any]) -> str:
+    there = ", ".join(map(repr, sorted(found))) or "nothing"
+    return f"no deployment is named {name!r}; there is {there}"

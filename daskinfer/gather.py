@@ -1,0 +1,102 @@
+"""Results of many futures, fetched in packs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from dask._task_spec import TaskRef
+from distributed import Future
+from distributed.utils_comm import pack_data, unpack_remotedata
+
+from daskinfer import transport
+from daskinfer.client import calls, current_client
+
+if TYPE_CHECKING:
+    from dask.typing import Key
+    from distributed import Client
+
+
+def gather(futures: Any, errors: str = "raise", client: Client | None = None) -> Any:
+    """Wait for futures and fetch their results, as ``client.gather`` does.
+
+    Small results come packed, many to a buffer, which is about ten times faster
+    than one by one. Large ones, and futures that no deployment made, are fetched
+    by Dask as ever.
+
+    Parameters
+    ----------
+    futures
+        A future or nested lists, tuples, sets and dicts of futures.
+    errors
+        ``"raise"`` the first error, or ``"skip"`` failed futures in a list.
+    client
+        The client that made them; by default the futures' own.
+
+    Returns
+    -------
+    The same containers with results in them. Awaitable with an asynchronous
+    client.
+
+    Raises
+    ------
+    ValueError
+        ``errors`` is neither, or the futures belong to several clients.
+    """
+    if errors not in ("raise", "skip"):
+        raise ValueError(f"errors must be 'raise' or 'skip', not {errors!r}")
+    if isinstance(futures, Iterator):
+        futures = list(futures)
+    _, found = unpack_remotedata(futures)
+    owners = {future.client for future in found if isinstance(future, Future)}
+    if len(owners) > 1:
+        raise ValueError(f"the futures belong to {len(owners)} clients; gather each's")
+    own = client or (owners.pop() if owners else current_client())
+    return own.sync(_gather, own, futures, found, errors)
+
+
+async def gather_now(client: Client, futures: list[Future[Any]]) -> list[Any]:
+    """As :func:`gather`, awaited on the client's own event loop."""
+    results: list[Any] = await _gather(client, futures, set(futures), "raise")
+    return results
+
+
+async def _gather(
+    client: Client, futures: Any, found: set[TaskRef], errors: str
+) -> Any:
+    states = [f._state for f in cast("set[Future[Any]]", found) if f._state is not None]
+    waits = [state.wait() for state in states if state.status == "pending"]
+    if waits and errors == "skip":
+        await asyncio.gather(*waits, return_exceptions=True)
+    elif waits:
+        await _all_or_first_error(states)
+    finished = [f for f in cast("set[Future[Any]]", found) if f.status == "finished"]
+    if len(finished) < len(found):
+        # Dask raises, skips or waits again as its own gather documents.
+        return await client._gather(futures, errors=errors)
+    values = await _fetch(client, [future.key for future in finished])
+    rest = [future for future in finished if future.key not in values]
+    if rest:
+        fetched = await client._gather(rest, errors="raise")
+        values.update((f.key, v) for f, v in zip(rest, fetched, strict=True))
+    unpacked, _ = unpack_remotedata(futures)
+    return pack_data(unpacked, values)
+
+
+async def _all_or_first_error(states: list[Any]) -> None:
+    for state in states:
+        # In order: those behind are usually done by the time it is their turn.
+        if state.status == "pending":
+            await state.wait()
+        if state.status not in ("finished", "pending"):
+            return
+
+
+async def _fetch(client: Client, keys: list[Key]) -> dict[Key, Any]:
+    answer = await calls(client).daskinfer_gather(keys=keys)
+    values: dict[Key, Any] = {}
+    for pack in answer["packs"]:
+        unpacked = transport.unpack(pack["header"], pack["frames"])
+        values.update(zip(pack["keys"], unpacked, strict=True))
+    return values

@@ -1,0 +1,319 @@
+"""The handle of a deployed model: tiny, picklable, called like the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from daskinfer.status import DeploymentStatus
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What one call may ask for apart from the model's own keywords.
+
+    They mean what they mean in :meth:`distributed.Client.submit`.
+
+    Parameters
+    ----------
+    key
+        The future's key. Equal keys are one task.
+    priority
+        Higher overtakes. One unit is worth ``daskinfer.priority-age`` of waiting.
+    retries
+        How often a failing request is run again.
+    workers
+        Addresses, names or host names the request must run on.
+    allow_other_workers
+        Whether ``workers`` is only a preference.
+    resources
+        Resources the worker must have declared, such as ``{"NPU": 1}``.
+    """
+
+    key: str | None = None
+    priority: float = 0
+    retries: int = 0
+    workers: tuple[str, ...] | None = None
+    allow_other_workers: bool = False
+    resources: tuple[tuple[str, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.priority, bool) or not isinstance(
+            self.priority, (int, float)
+        ):
+            raise TypeError(f"priority must be a number, not {self.priority!r}")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int):
+            raise TypeError(f"retries must be an int, not {self.retries!r}")
+        if self.retries < 0:
+            raise ValueError(f"retries must not be negative, got {self.retries}")
+        if self.allow_other_workers and self.workers is None:
+            raise ValueError("allow_other_workers needs workers=")
+
+
+NO_OPTIONS = CallOptions()
+
+
+class Model:
+    """A handle to a deployed model.
+
+    Made by :func:`daskinfer.deploy` and :func:`daskinfer.get`. It holds a name, no
+    weights: a few hundred bytes pickled, importable without torch, equal to any
+    other handle of the same deployment. Use it wherever Dask takes a function::
+
+        future = client.submit(model, x)
+        futures = client.map(model, xs)
+        array.map_blocks(model, dtype="float32")
+
+    or through its own methods, which cost far less per call.
+
+    Parameters
+    ----------
+    name
+        The deployment's name.
+    version
+        A version to stay with; None follows the active one.
+    batch_dim
+        The axis along which requests are joined; None stacks samples.
+
+    Notes
+    -----
+    Thread-safe: a handle is immutable. The client is found when it is needed: the
+    one that deployed it, or the current one (inside a task, the worker's).
+
+    Examples
+    --------
+    >>> model = Model("resnet50")
+    >>> model
+    <Model 'resnet50'>
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(model)) == model
+    True
+    >>> len(pickle.dumps(model)) < 300
+    True
+    """
+
+    __slots__ = ("__name__", "__weakref__", "_client", "batch_dim", "name", "version")
+
+    def __init__(
+        self,
+        name: str,
+        version: str | None = None,
+        batch_dim: int | None = 0,
+        *,
+        client: Client | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.batch_dim = batch_dim
+        # Dask makes the key prefix of a task from its function's name.
+        self.__name__ = name if version is None else f"{name}@{version}"
+        self._client = client
+
+    def __reduce__(self) -> tuple[type[Model], tuple[str, str | None, int | None]]:
+        return Model, (self.name, self.version, self.batch_dim)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("daskinfer.Model", self.name, self.version)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Model)
+            and self.name == other.name
+            and self.version == other.version
+        )
+
+    def __hash__(self) -> int:
+        return hash((Model, self.name, self.version))
+
+    def __repr__(self) -> str:
+        version = "" if self.version is None else f" version {self.version!r}"
+        return f"<Model {self.name!r}{version}>"
+
+    @property
+    def client(self) -> Client:
+        """The Dask client this handle speaks through."""
+        from daskinfer.client import current_client
+
+        return current_client(self._client)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on one input and wait for the result.
+
+        Works in the script, and inside a task on any worker: the request needs no
+        task slot, so a task that waits for it cannot deadlock.
+
+        Returns
+        -------
+        The model's output on the CPU; with an asynchronous client something to
+        await that gives it.
+        """
+        future = self.submit(*args, **kwargs)
+        if future.client.asynchronous:
+            return future
+        return future.result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send one request; all keywords go to the model.
+
+        The same plain Dask future as ``client.submit(model, ...)`` gives, far
+        cheaper per call.
+
+        Returns
+        -------
+        distributed.Future
+            Its result has the container and dtype that the model itself returns.
+        """
+        return self._submit(NO_OPTIONS, args, kwargs)
+
+    def map(self, *iterables: Iterable[Any], **kwargs: Any) -> list[Future[Any]]:
+        """Send one request for each element of the iterables, zipped.
+
+        Parameters
+        ----------
+        *iterables
+            As for the built-in ``map``; the shortest one ends it.
+        **kwargs
+            Keywords of the model, the same for every request.
+
+        Returns
+        -------
+        list of distributed.Future
+        """
+        return self._map(NO_OPTIONS, zip(*iterables, strict=False), kwargs)
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        priority: float = 0,
+        retries: int = 0,
+        workers: str | Iterable[str] | None = None,
+        allow_other_workers: bool = False,
+        resources: dict[str, float] | None = None,
+    ) -> BoundModel:
+        """Bind per-call options, as :meth:`distributed.Client.submit` knows them.
+
+        Examples
+        --------
+        >>> Model("resnet50").options(priority=10)
+        <Model 'resnet50' with priority=10>
+        """
+        return BoundModel(
+            self,
+            CallOptions(
+                key=key,
+                priority=priority,
+                retries=retries,
+                workers=(workers,)
+                if isinstance(workers, str)
+                else None
+                if workers is None
+                else tuple(workers),
+                allow_other_workers=allow_other_workers,
+                resources=None
+                if resources is None
+                else tuple(sorted(resources.items())),
+            ),
+        )
+
+    def predict(self, data: Any, **kwargs: Any) -> Any:
+        """Run the model over one big array.
+
+        Parameters
+        ----------
+        data : ndarray, torch.Tensor or dask.array.Array
+            Rows along the model's batch axis.
+        **kwargs
+            Keywords of the model.
+
+        Returns
+        -------
+        An array of the same kind with all rows of the output, in order; for a
+        dask array a lazy dask array.
+
+        See Also
+        --------
+        daskinfer.predict : how it is cut up and how much is in flight.
+        """
+        from daskinfer.predict import predict
+
+        return predict(self, data, **kwargs)
+
+    def status(self) -> DeploymentStatus:
+        """What the scheduler knows of this deployment, at this moment.
+
+        Returns
+        -------
+        daskinfer.DeploymentStatus
+            Awaitable with an asynchronous client.
+        """
+        from daskinfer.client import status
+
+        return status(self)
+
+    def undeploy(self) -> None:
+        """Remove the deployment; what still waits for it fails by name."""
+        from daskinfer.client import undeploy
+
+        return undeploy(self)
+
+    def _submit(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        from daskinfer.submission import submitter
+
+        return submitter(self.client).submit(self, options, args, kwargs)
+
+    def _map(
+        self,
+        options: CallOptions,
+        calls: Iterator[tuple[Any, ...]],
+        kwargs: dict[str, Any],
+    ) -> list[Future[Any]]:
+        from daskinfer.submission import submitter
+
+        submit = submitter(self.client).submit
+        return [submit(self, options, args, kwargs) for args in calls]
+
+
+class BoundModel:
+    """A handle with call options; see :meth:`Model.options`."""
+
+    __slots__ = ("model", "options")
+
+    def __init__(self, model: Model, options: CallOptions) -> None:
+        self.model = model
+        self.options = options
+
+    def __repr__(self) -> str:
+        told = ", ".join(
+            f"{name}={value!r}"
+            for name in CallOptions.__dataclass_fields__
+            if (value := getattr(self.options, name)) != getattr(NO_OPTIONS, name)
+        )
+        return f"{repr(self.model)[:-1]} with {told or 'no options'}>"
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As :meth:`Model.submit`, with the options."""
+        return self.model._submit(self.options, args, kwargs)
+
+    def map(self, *iterables: Iterable[Any], **kwargs: Any) -> list[Future[Any]]:
+        """As :meth:`Model.map`, with the options.
+
+        Raises
+        ------
+        ValueError
+            With ``key=``: one key cannot name many results.
+        """
+        if self.options.key is not None:
+            raise ValueError("key= names one result; use submit")
+        return self.model._map(self.options, zip(*iterables, strict=False), kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`Model.__call__`, with the options."""
+        future = self.submit(*args, **kwargs)
+        return future if future.client.asynchronous else future.result()

@@ -1,0 +1,197 @@
+"""Every message that passes between client, scheduler and worker.
+
+The wire format is Dask's: each message is a dict with an ``op``, msgpack on the
+stream comms, handled by the function registered under that name. Nothing here
+opens a connection, so TLS, proxies and compression are whatever the cluster
+already has.
+
+Small payloads (at most a few tens of KiB) travel as one ``bytes`` inside the
+message; larger ones as a list of frames that Dask sends without copying. The
+scheduler forwards both unread.
+
+::
+
+    client            scheduler                       worker
+      │  submit         │                               │
+      ├────────────────►│  (queue, batch, place)        │
+      │                 │  run                          │
+      │                 ├──────────────────────────────►│
+      │                 │                        done   │
+      │  key-in-memory  │◄──────────────────────────────┤
+      │◄────────────────┤                               │
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypedDict
+
+from dask.typing import Key
+
+#: Streams: client to scheduler.
+SUBMIT = "daskinfer-submit"
+
+#: Streams: scheduler to worker.
+RUN = "daskinfer-run"
+DROP = "daskinfer-drop"
+LOAD = "daskinfer-load"
+UNLOAD = "daskinfer-unload"
+
+#: Streams: worker to scheduler.
+HELLO = "daskinfer-hello"
+LOADED = "daskinfer-loaded"
+DONE = "daskinfer-done"
+
+#: Calls (request and answer) to the scheduler.
+DEPLOY = "daskinfer_deploy"
+WAIT_READY = "daskinfer_wait_ready"
+UNDEPLOY = "daskinfer_undeploy"
+DESCRIBE = "daskinfer_describe"
+STATUS = "daskinfer_status"
+INFO = "daskinfer_info"
+ARTIFACT = "daskinfer_artifact"
+GATHER = "daskinfer_gather"
+
+#: Calls to a worker.
+FETCH = "daskinfer_fetch"
+
+#: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
+#: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
+#: ``memoryview`` when received by a worker).
+Payload: TypeAlias = "bytes | list[Any]"
+
+
+class SubmitMessage(TypedDict):
+    """Many requests of one handle and one set of options.
+
+    The lists run in parallel. ``signatures`` holds None where the inputs are
+    futures, whose shapes nobody knows yet.
+    """
+
+    op: str
+    name: str
+    version: str | None
+    keys: list[Key]
+    payloads: list[Payload]
+    signatures: list[str | None]
+    rows: list[int]
+    dependencies: dict[int, list[Key]]
+    priority: float
+    retries: int
+    workers: list[str] | None
+    allow_other_workers: bool
+    resources: dict[str, float] | None
+
+
+class RunMessage(TypedDict):
+    """One batch for one worker.
+
+    ``pass_sizes`` are the rows of its first forward passes where the batch is to
+    be cut, ``pass_rows`` those of all others.
+    """
+
+    op: str
+    batch: str
+    name: str
+    version: str
+    keys: list[Key]
+    payloads: list[Payload]
+    who_has: dict[Key, list[str]]
+    pass_sizes: list[int]
+    pass_rows: int
+    stimulus_id: str
+
+
+class DropMessage(TypedDict):
+    """These requests of a batch are not wanted any more."""
+
+    op: str
+    batch: str
+    keys: list[Key]
+    stimulus_id: str
+
+
+class LoadMessage(TypedDict):
+    """Load this version, warm it, and say so."""
+
+    op: str
+    name: str
+    version: str
+    digest: str
+    device: str
+    resources: dict[str, float] | None
+    policy: dict[str, Any]
+    stimulus_id: str
+
+
+class UnloadMessage(TypedDict):
+    """Forget this version."""
+
+    op: str
+    name: str
+    version: str
+    stimulus_id: str
+
+
+class HelloMessage(TypedDict):
+    """A worker's runtime is set up; ``devices`` maps kind to device class."""
+
+    op: str
+    devices: dict[str, str]
+    reasons: dict[str, str]
+
+
+class Failure(TypedDict):
+    """An exception as Dask ships it."""
+
+    exception: Any
+    traceback: Any
+    exception_text: str
+    traceback_text: str
+
+
+class LoadedMessage(TypedDict):
+    """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up."""
+
+    op: str
+    name: str
+    version: str
+    digest: str
+    failure: Failure | None
+    device: str
+    device_class: str
+    timings: list[tuple[int, float]]
+    seconds: float
+
+
+class Pass(TypedDict):
+    """One forward pass: what it held, what it was padded to, what it took."""
+
+    rows: int
+    padded: int
+    requests: int
+    seconds: float
+
+
+class DoneMessage(TypedDict):
+    """A batch ended on a worker.
+
+    ``type_index`` points into ``types`` and ``typenames``, as most results of a
+    batch are of one type. Seconds are durations measured on the worker: from the
+    arrival of the batch to the start of its first pass, and from there to the
+    end of its last.
+    """
+
+    op: str
+    batch: str
+    keys: list[Key]
+    nbytes: list[int]
+    type_index: list[int]
+    types: list[bytes]
+    typenames: list[str]
+    failed: dict[Key, Failure]
+    missing: list[Key]
+    passes: list[Pass]
+    waited: float
+    ran: float
+    device: str
+    stimulus_id: str

@@ -1,0 +1,169 @@
+"""The fast path of submitting: many requests in one message.
+
+``Client.submit`` sends a graph for every call, which the scheduler unpickles,
+orders and annotates: milliseconds. A :class:`Submitter` collects what is
+submitted until the client's event loop gets to run, and sends all of it as one
+:data:`~daskinfer.protocol.SUBMIT` message for each handle and set of options.
+The futures are Dask's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from dask._task_spec import TaskRef
+from distributed import Future
+from distributed.protocol.serialize import to_serialize
+from distributed.utils_comm import pack_data, unpack_remotedata
+
+from daskinfer import config, payload, protocol, transport
+from daskinfer.handle import NO_OPTIONS, CallOptions
+
+if TYPE_CHECKING:
+    from dask.typing import Key
+    from distributed import Client
+
+    from daskinfer.handle import Model
+
+_EXTENSION = "daskinfer"
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def submitter(client: Client) -> Submitter:
+    """Return the client's one submitter, made at first use."""
+    found: Submitter | None = client.extensions.get(_EXTENSION)
+    if found is None:
+        found = client.extensions.setdefault(_EXTENSION, Submitter(client))
+    return found
+
+
+class Submitter:
+    """Collects requests of one client and sends them together.
+
+    Parameters
+    ----------
+    client
+        Whose scheduler and event loop to use.
+
+    Notes
+    -----
+    Thread-safe. Requests leave in the order of the calls, and ahead of whatever
+    the same thread does afterwards with the futures it got.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._interval = config.seconds("send-interval")
+        self._inline_limit = config.nbytes("client.inline-limit")
+        # 20 + 12 hex digits look like one token to Dask, which then groups all
+        # requests of a deployment under the deployment's name.
+        self._token = uuid.uuid4().hex[:20]
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[Model, CallOptions], protocol.SubmitMessage] = {}
+
+    def __repr__(self) -> str:
+        waiting = sum(len(m["keys"]) for m in self._pending.values())
+        return f"<Submitter of {self.client.id!r} unsent: {waiting}>"
+
+    def submit(
+        self,
+        model: Model,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Future[Any]:
+        """Queue one request for sending and return its future.
+
+        Raises
+        ------
+        Exception
+            Whatever measuring or pickling the inputs raises: the request is not
+            sent then.
+        """
+        key: Key = options.key or (
+            f"{model.__name__}-{self._token}{next(self._count):012x}"
+        )
+        args, kwargs, dependencies = _extract_futures(args, kwargs)
+        if dependencies:
+            signature, rows = None, 1
+        else:
+            measure = payload.measure(args, kwargs, model.batch_dim)
+            signature, rows = measure.signature or f"alone-{key}", measure.rows
+        body = self._payload(transport.dumps((args, kwargs)))
+        future: Future[Any] = Future(key, self.client)
+        with self._lock:
+            if not self._pending:
+                loop = self.client.loop
+                assert loop is not None, "the client has been started"
+                loop.add_callback(self._flush)
+            message = self._pending.get((model, options))
+            if message is None:
+                message = self._pending[model, options] = _message(model, options)
+            if dependencies:
+                message["dependencies"][len(message["keys"])] = dependencies
+            message["keys"].append(key)
+            message["payloads"].append(body)
+            message["signatures"].append(signature)
+            message["rows"].append(rows)
+        return future
+
+    def _submit_plain(
+        self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        return self.submit(model, NO_OPTIONS, args, kwargs)
+
+    def _payload(self, frames: list[Any]) -> protocol.Payload:
+        if len(frames) == 1 and len(frames[0]) <= self._inline_limit:
+            return bytes(frames[0])
+        return [to_serialize(frame) for frame in frames]
+
+    def _flush(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        stream = self.client.scheduler_comm
+        # A reconnect makes a new stream, with Dask's own interval again.
+        if stream is not None and stream.interval != self._interval:
+            stream.interval = self._interval
+        for message in pending.values():
+            self.client._send_to_scheduler_safe(message)
+
+
+def _message(model: Model, options: CallOptions) -> protocol.SubmitMessage:
+    return {
+        "op": protocol.SUBMIT,
+        "name": model.name,
+        "version": model.version,
+        "keys": [],
+        "payloads": [],
+        "signatures": [],
+        "rows": [],
+        "dependencies": {},
+        "priority": options.priority,
+        "retries": options.retries,
+        "workers": None if options.workers is None else list(options.workers),
+        "allow_other_workers": options.allow_other_workers,
+        "resources": None if options.resources is None else dict(options.resources),
+    }
+
+
+def _extract_futures(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Key]]:
+    """Replace futures by references that a worker resolves."""
+    if not any(
+        isinstance(value, (TaskRef, *_CONTAINERS))
+        for value in itertools.chain(args, kwargs.values())
+    ):
+        return args, kwargs, []
+    (bare_args, bare_kwargs), found = unpack_remotedata((args, kwargs))
+    if not found:
+        return args, kwargs, []
+    # `unpack_remotedata` leaves bare keys, which a plain string input could equal;
+    # references cannot be mistaken for data.
+    references = {ref.key: TaskRef(ref.key) for ref in found}
+    args, kwargs = pack_data((bare_args, bare_kwargs), references)
+    return args, kwargs, list(references)

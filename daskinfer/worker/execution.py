@@ -1,0 +1,212 @@
+"""A batch through a model: sorted, joined, padded, run and divided again.
+
+Runs on the device's own thread; knows neither workers nor the event loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from dask.typing import Key
+
+from daskinfer import payload
+from daskinfer.payload import AmbiguousOutput
+from daskinfer.protocol import Pass
+
+#: Positional and keyword arguments of one request.
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Item:
+    """One request on its way through the device."""
+
+    key: Key
+    load: Callable[[], Call]
+    call: Call = field(default_factory=lambda: ((), {}))
+    signature: str | None = None
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a batch: each key is in ``results`` or in ``errors``."""
+
+    results: dict[Key, Any] = field(default_factory=dict)
+    errors: dict[Key, BaseException] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PassSizes:
+    """How many rows forward passes may have.
+
+    Parameters
+    ----------
+    rows
+        Rows of a pass at most.
+    first
+        Rows of the first passes of a request that is cut.
+    allowed
+        Ascending sizes to pad to; None allows all.
+    """
+
+    rows: int
+    first: tuple[int, ...] = ()
+    allowed: tuple[int, ...] | None = None
+
+    def padded(self, rows: int) -> int | None:
+        """The size to pad to, or None where nothing is to be padded.
+
+        >>> PassSizes(16, allowed=(1, 4, 16)).padded(5)
+        16
+        """
+        if not self.allowed:
+            return None
+        return self.allowed[min(bisect_left(self.allowed, rows), len(self.allowed) - 1)]
+
+    def cuts(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Bounds of the passes of one request.
+
+        >>> list(PassSizes(4, first=(1,)).cuts(10))
+        [(0, 1), (1, 5), (5, 9), (9, 10)]
+        """
+        start = 0
+        sizes = iter(self.first)
+        while start < rows:
+            stop = min(start + min(next(sizes, self.rows), self.rows), rows)
+            yield start, stop
+            start = stop
+
+
+class BatchRun:
+    """One batch on one model.
+
+    Parameters
+    ----------
+    model
+        Called with the arguments of a pass; returns its output on the CPU.
+    batch_dim
+        The axis along which requests are joined; None stacks samples.
+    sizes
+        How large passes may be.
+    zero_rows
+        Turns the call of a request without rows into one the model accepts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> run = BatchRun(lambda x: x * 2, 0, PassSizes(rows=3))
+    >>> items = [Item(i, lambda i=i: ((np.full((2, 1), i),), {})) for i in range(2)]
+    >>> outcome = run(items)
+    >>> outcome.results[1].tolist(), [p["rows"] for p in outcome.passes]
+    ([[2], [2]], [2, 2])
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        batch_dim: int | None,
+        sizes: PassSizes,
+        zero_rows: Callable[[Call], Call] | None = None,
+    ) -> None:
+        self._model = model
+        self._batch_dim = batch_dim
+        self._sizes = sizes
+        self._zero_rows = zero_rows
+        self._outcome = Outcome()
+
+    def __call__(self, items: Iterable[Item]) -> Outcome:
+        """Run the requests; their own errors end up in the outcome."""
+        for group in self._groups(items):
+            for members in self._passes(group):
+                self._attempt(members)
+        return self._outcome
+
+    def _groups(self, items: Iterable[Item]) -> Iterable[list[Item]]:
+        """Requests that may share a pass; the scheduler could not see inside all."""
+        groups: dict[Hashable, list[Item]] = {}
+        for item in items:
+            try:
+                item.call = item.load()
+                measured = payload.measure(*item.call, self._batch_dim)
+            except Exception as error:
+                self._outcome.errors[item.key] = error
+                continue
+            item.signature, item.rows = measured.signature, measured.rows
+            shared = item.signature is not None and item.rows > 0
+            groups.setdefault(item.signature if shared else item.key, []).append(item)
+        return groups.values()
+
+    def _passes(self, group: list[Item]) -> Iterator[list[Item]]:
+        members: list[Item] = []
+        rows = 0
+        for item in group:
+            if members and rows + item.rows > self._sizes.rows:
+                yield members
+                members, rows = [], 0
+            members.append(item)
+            rows += item.rows
+        yield members
+
+    def _attempt(self, members: list[Item]) -> None:
+        try:
+            results = self._run(members)
+        except AmbiguousOutput as error:
+            if len(members) == 1:
+                self._outcome.errors[members[0].key] = error
+            else:
+                for member in members:
+                    self._attempt([member])
+        except Exception as error:
+            for member in members:
+                self._outcome.errors[member.key] = error
+        else:
+            for member, result in zip(members, results, strict=True):
+                self._outcome.results[member.key] = result
+
+    def _run(self, members: list[Item]) -> Sequence[Any]:
+        first = members[0]
+        if first.signature is None:
+            return [self._forward(first.call, 1, 1, 1)]
+        if first.rows == 0:
+            call = self._zero_rows(first.call) if self._zero_rows else first.call
+            return self._pass([call], [0])
+        if first.rows > self._sizes.rows:
+            return [self._in_parts(first)]
+        return self._pass([m.call for m in members], [m.rows for m in members])
+
+    def _in_parts(self, item: Item) -> Any:
+        """Run a request that is too large for one pass."""
+        assert self._batch_dim is not None, "a sample has one row"
+        outputs, sizes = [], []
+        for start, stop in self._sizes.cuts(item.rows):
+            part = payload.slice_rows(*item.call, self._batch_dim, start, stop)
+            outputs += self._pass([part], [stop - start])
+            sizes.append(stop - start)
+        return payload.join_outputs(outputs, sizes, self._batch_dim)
+
+    def _pass(self, calls: list[Call], sizes: list[int]) -> list[Any]:
+        rows = sum(sizes)
+        pad_to = self._sizes.padded(rows)
+        joined = payload.collate(calls, self._batch_dim, pad_to)
+        output = self._forward(joined, rows, pad_to or rows, len(calls))
+        return payload.split(output, sizes, self._batch_dim, pad_to)
+
+    def _forward(self, call: Call, rows: int, padded: int, requests: int) -> Any:
+        args, kwargs = call
+        started = perf_counter()
+        output = self._model(*args, **kwargs)
+        self._outcome.passes.append(
+            {
+                "rows": rows,
+                "padded": padded,
+                "requests": requests,
+                "seconds": perf_counter() - started,
+            }
+        )
+        return output

@@ -1,0 +1,196 @@
+"""The models of one worker: loaded, warmed, called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from daskinfer import payload
+from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from daskinfer.artifact import Artifact
+    from daskinfer.device import Device
+
+#: Seconds of warm-up after which larger sizes are left to be learned.
+WARMUP_BUDGET = 10.0
+
+
+@dataclass(slots=True)
+class ResidentModel:
+    """A model that is loaded on a device.
+
+    Attributes
+    ----------
+    function
+        The model itself, on the device.
+    device
+        Where it is.
+    is_module
+        Whether it takes tensors only, so that arrays are turned into some.
+    batch_dim, allowed
+        From the deployment's policy.
+    """
+
+    name: str
+    version: str
+    function: Callable[..., Any]
+    device: Device
+    is_module: bool
+    digest: str
+    resources: Mapping[str, float]
+    max_rows: int
+    batch_dim: int | None
+    allowed: tuple[int, ...] | None
+    _example: Call | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        version: str,
+        artifact: Artifact,
+        device: Device,
+        resources: Mapping[str, float],
+        policy: Mapping[str, Any],
+    ) -> ResidentModel:
+        """Verify, build and move a model to the device (in a loader thread)."""
+        with device.active():
+            function = artifact.build(device.torch_device)
+        allowed = policy["allowed_batch_sizes"]
+        return cls(
+            name,
+            version,
+            function,
+            device,
+            artifact.is_module,
+            artifact.digest,
+            resources,
+            policy["max_batch_size"],
+            policy["batch_dim"],
+            None if allowed is None else tuple(allowed),
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass; the output is on the CPU and complete."""
+        import torch
+
+        device = self.device
+        call: Any = (args, kwargs)
+        answer_arrays = False
+        if self.is_module:
+            call, answer_arrays = payload.to_tensors(call)
+        with device.active():
+            if device.kind != "cpu":
+                call = payload.map_arrays(call, _mover(torch.Tensor, device.put))
+            with torch.inference_mode():
+                output = self.function(*call[0], **call[1])
+            if device.kind != "cpu":
+                output = payload.map_arrays(
+                    output, _mover(torch.Tensor, device.to_host)
+                )
+        return payload.to_numpy(output) if answer_arrays else output
+
+    def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
+        """Run a batch (on the device's thread)."""
+        sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
+        run = BatchRun(self, self.batch_dim, sizes, self._as_zero_rows)
+        outcome = run(items)
+        if self._example is None:
+            self._remember(items, outcome)
+        return outcome
+
+    # Warm-up
+
+    def warmup(self, example: Call) -> Iterator[tuple[int, float] | None]:
+        """Run an example at every batch size, twice; yield what the second took.
+
+        A generator, so that batches of other models can come between.
+        """
+        self._example = example
+        spent = perf_counter()
+        for rows in self._warmup_sizes():
+            call = self._resized(example, rows)
+            for attempt in range(2):
+                started = perf_counter()
+                self(*call[0], **call[1])
+                seconds = perf_counter() - started
+                yield (rows, seconds) if attempt else None
+            if not self.allowed and perf_counter() - spent > WARMUP_BUDGET:
+                return
+
+    def _warmup_sizes(self) -> list[int]:
+        if self.allowed:
+            return list(self.allowed)
+        powers = [1 << i for i in range(self.max_rows.bit_length())]
+        return sorted({n for n in powers if n < self.max_rows} | {self.max_rows})
+
+    def _resized(self, example: Call, rows: int) -> Call:
+        if self.batch_dim is None:
+            return payload.collate([example] * rows, None)
+        size = payload.measure(*example, self.batch_dim).rows
+        if not size:
+            raise ValueError(
+                f"the warmup= example of {self.name!r} has no rows along axis "
+                f"{self.batch_dim}; give it at least one"
+            )
+        one = payload.slice_rows(*example, self.batch_dim, 0, 1)
+        return payload.collate([one] * rows, self.batch_dim)
+
+    # Requests without rows
+
+    def _remember(self, items: list[Item], outcome: Outcome) -> None:
+        for item in items:
+            if item.rows and item.signature is not None and item.key in outcome.results:
+                if self.batch_dim is not None:
+                    one = payload.slice_rows(*item.call, self.batch_dim, 0, 1)
+                    # A copy: a view would keep the whole request alive.
+                    self._example = payload.collate([one, one], self.batch_dim)
+                return
+
+    def _as_zero_rows(self, call: Call) -> Call:
+        """Give an empty array the trailing shape that the model knows.
+
+        Dask infers what a function returns by calling it with arrays whose every
+        axis is empty.
+        """
+        example = self._example
+        if example is None or self.batch_dim is None or not _is_hollow(call):
+            return call
+        known = payload.measure(*example, self.batch_dim)
+        empty = payload.slice_rows(*example, self.batch_dim, 0, 0)
+        same_kind = _kinds(empty) == _kinds(call)
+        return empty if known.signature is not None and same_kind else call
+
+
+def _mover(tensor_type: type, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda array: move(array) if isinstance(array, tensor_type) else array
+
+
+def _is_hollow(call: Call) -> bool:
+    sizes: list[int] = []
+
+    def note(array: Any) -> Any:
+        sizes.extend(array.shape)
+        return array
+
+    payload.map_arrays(call, note)
+    return bool(sizes) and not any(sizes)
+
+
+def _kinds(call: Call) -> list[tuple[str, str, int]]:
+    found: list[tuple[str, str, int]] = []
+
+    def note(array: Any) -> Any:
+        found.append((type(array).__name__, str(array.dtype), array.ndim))
+        return array
+
+    payload.map_arrays(call, note)
+    return found
+
+
+__all__ = ["WARMUP_BUDGET", "ResidentModel"]

@@ -1,0 +1,92 @@
+"""Results into the worker's memory, as if its tasks had made them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from dask.utils import typename
+from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
+
+from daskinfer.exceptions import ResultNotKept
+from daskinfer.failure import dump_failure
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from daskinfer.protocol import Failure
+
+
+def store(
+    worker: Worker, results: dict[Key, Any], stimulus_id: str
+) -> dict[str, Any]:
+    """Put results under their keys, and say what was really kept.
+
+    Dask may be unable to keep a value: one beyond the memory target that cannot be
+    serialized to be spilled.
+
+    Parameters
+    ----------
+    worker
+        Whose memory it is; call this on its event loop.
+    results
+        Values by key.
+    stimulus_id
+        For Dask's logs.
+
+    Returns
+    -------
+    dict
+        The part of a :class:`~daskinfer.protocol.DoneMessage` that concerns
+        results, ``failed`` included.
+    """
+    state = worker.state
+    # A copy from an attempt of the past would silently stay instead.
+    stale = [key for key in results if key in state.tasks]
+    if stale:
+        worker.handle_stimulus(FreeKeysEvent(keys=stale, stimulus_id=stimulus_id))
+    worker.handle_stimulus(UpdateDataEvent(data=results, stimulus_id=stimulus_id))
+    types: dict[type, int] = {}
+    keys, nbytes, index, lost = [], [], [], []
+    for key in results:
+        ts = state.tasks.get(key)
+        if ts is None or ts.state != "memory" or ts.type is None:
+            lost.append(key)
+            continue
+        keys.append(key)
+        nbytes.append(ts.nbytes)
+        index.append(types.setdefault(ts.type, len(types)))
+    failed = {key: _why_lost(worker, key) for key in lost}
+    if lost:
+        worker.handle_stimulus(FreeKeysEvent(keys=lost, stimulus_id=stimulus_id))
+    return {
+        "keys": keys,
+        "nbytes": nbytes,
+        "type_index": index,
+        "types": [_dump_type(kind) for kind in types],
+        "typenames": [typename(kind) for kind in types],
+        "failed": failed,
+    }
+
+
+def _why_lost(worker: Worker, key: Key) -> Failure:
+    ts = worker.state.tasks.get(key)
+    if ts is not None and ts.state == "error":
+        return {
+            "exception": ts.exception,
+            "traceback": ts.traceback,
+            "exception_text": ts.exception_text,
+            "traceback_text": ts.traceback_text,
+        }
+    return dump_failure(
+        ResultNotKept(f"{worker.address} did not keep the result of {key!r}")
+    )
+
+
+def _dump_type(kind: type) -> bytes:
+    try:
+        return pickle.dumps(kind)
+    except Exception:
+        # Local classes: Dask's client shows the name then.
+        return pickle.dumps(typename(kind))

@@ -1,0 +1,584 @@
+"""Sends what waits to the devices that want it, and takes the answers in.
+
+The policies decide (:mod:`~scheduler_plugins.queueing`,
+:mod:`~scheduler_plugins.batching`); this shell asks them after every event, enacts
+what they say, and arms one timer for the moment at which they want to be asked
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.metrics import monotonic, time
+from distributed.protocol.serialize import to_serialize
+
+from daskinfer import protocol, transport
+from daskinfer.failure import dump_failure
+from scheduler_plugins.batching import Batcher, Send
+from scheduler_plugins.latency import LatencyModel
+from scheduler_plugins.load import DeviceLoad, Link
+from scheduler_plugins.placement import resolve
+from scheduler_plugins.queueing import Lane, Request, RequestQueue
+from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.taskstate import Constraint
+
+if TYPE_CHECKING:
+    from scheduler_plugins.registry import Deployment
+    from scheduler_plugins.taskstate import TaskStates
+
+logger = logging.getLogger("distributed.inference.dispatcher")
+
+#: Lanes of one version looked at per decision. Younger ones get their turn when
+#: the older ones have left.
+_LANES = 32
+#: Moving inputs pays for a lane of its own from this many seconds on.
+_COSTLY_TRANSFER = 0.002
+#: How often an input may be found missing before its request fails.
+_FETCH_ATTEMPTS = 5
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that were sent together and are not answered yet."""
+
+    batch_id: str
+    line: Line
+    device: DeviceLoad
+    run_ids: dict[Key, int]
+    requests: dict[Key, Request]
+    rows: int
+    sent_at: float
+
+
+class Line:
+    """One deployment version: who waits for it, and how its batches are made.
+
+    ``served`` is the device time in seconds it was given, the measure by which
+    deployments take turns.
+    """
+
+    def __init__(self, deployment: Deployment, version: str, link: Link, age: float):
+        policy = deployment.policy
+        self.name = deployment.name
+        self.version = version
+        self.policy = policy
+        self.queue = RequestQueue(age)
+        self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
+        self.batcher = Batcher(
+            policy, self.latency, resolve(deployment.placement), link
+        )
+        self.devices: dict[str, DeviceLoad] = {}
+        self.served = 0.0
+        self.in_flight = 0
+        self.starved_since: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Line {self.name!r} {self.version!r} waiting: {len(self.queue)} "
+            f"in flight: {self.in_flight} devices: {len(self.devices)}>"
+        )
+
+
+@dataclass(slots=True)
+class _Timer:
+    at: float = math.inf
+    handle: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        if self.handle is not None:
+            self.handle.cancel()
+        self.at, self.handle = math.inf, None
+
+
+class Dispatcher:
+    """Turns waiting requests into batches on workers.
+
+    Parameters
+    ----------
+    tasks
+        Dask's side of the requests.
+    send
+        Sends a message to a worker: ``send(address, message)``.
+    report
+        Called with a line that has waited for ``warn_after`` seconds without any
+        device to go to.
+    priority_age, warn_after
+        Seconds; see the configuration.
+
+    Notes
+    -----
+    Lives on the scheduler's event loop.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskStates,
+        send: Callable[[str, Any], None],
+        report: Callable[[Line], None],
+        *,
+        priority_age: float,
+        warn_after: float,
+    ) -> None:
+        self.tasks = tasks
+        self.link = Link()
+        self.lines: dict[tuple[str, str], Line] = {}
+        self.batches: dict[str, Batch] = {}
+        self.statistics: dict[str, Statistics] = {}
+        self._devices: dict[tuple[str, str], DeviceLoad] = {}
+        self._send = send
+        self._report = report
+        self._priority_age = priority_age
+        self._warn_after = warn_after
+        self._sequence = 0
+        self._woken = False
+        self._timer = _Timer()
+        self._unwanted: dict[str, list[Key]] = {}
+
+    def __repr__(self) -> str:
+        waiting = sum(len(line.queue) for line in self.lines.values())
+        return (
+            f"<Dispatcher lines: {len(self.lines)} waiting: {waiting} "
+            f"batches: {len(self.batches)}>"
+        )
+
+    # Events
+
+    def open(self, deployment: Deployment, version: str) -> None:
+        """Begin to serve a version.
+
+        Raises
+        ------
+        ValueError
+            If its placement cannot be found.
+        """
+        self.lines[deployment.name, version] = Line(
+            deployment, version, self.link, self._priority_age
+        )
+        self.statistics.setdefault(deployment.name, Statistics())
+
+    def close(self, name: str, version: str) -> list[Request]:
+        """Stop serving a version; return who waited for it."""
+        line = self.lines.pop((name, version))
+        waiting = line.queue.requests()
+        for request in waiting:
+            line.queue.discard(request)
+        return waiting
+
+    def forget(self, name: str) -> None:
+        """Drop the counters of a deployment."""
+        self.statistics.pop(name, None)
+
+    def device_ready(
+        self,
+        name: str,
+        version: str,
+        address: str,
+        device_class: str,
+        timings: Iterable[tuple[int, float]],
+    ) -> None:
+        """A worker has loaded a version and measured it."""
+        line = self.lines.get((name, version))
+        if line is None:
+            return
+        device = self._devices.get((address, device_class))
+        if device is None:
+            device = DeviceLoad(address, device_class)
+            self._devices[address, device_class] = device
+        line.devices[address] = device
+        line.latency.seed(address, device_class, timings)
+        self.wake()
+
+    def worker_lost(self, address: str) -> None:
+        """A worker is gone; Dask has parked its requests already."""
+        now = monotonic()
+        for batch in [b for b in self.batches.values() if b.device.name == address]:
+            self._close_batch(batch)
+            batch.line.batcher.lost(batch.batch_id, batch.device, now)
+        for line in self.lines.values():
+            if line.devices.pop(address, None) is not None:
+                line.latency.forget(address)
+        for key in [key for key in self._devices if key[0] == address]:
+            del self._devices[key]
+        for counts in self.statistics.values():
+            counts.workers.pop(address, None)
+        self.wake()
+
+    def unload(self, name: str, version: str, address: str) -> None:
+        """A worker does not have a version any more."""
+        line = self.lines.get((name, version))
+        if line is not None:
+            line.devices.pop(address, None)
+
+    def enqueue(self, request: Request, line: Line) -> None:
+        """Let a request wait for a batch."""
+        if not line.queue.count and not line.in_flight:
+            # A deployment that was idle has no claim on the time it did not use.
+            line.served = max(
+                line.served, min((o.served for o in self._busy()), default=0.0)
+            )
+        request.lane = self._lane(request)
+        line.queue.push(request)
+        line.batcher.arrived(request.rows, monotonic())
+        self.wake()
+
+    def discard(self, request: Request, line: Line | None) -> None:
+        """A request does not wait any more."""
+        if line is not None:
+            line.queue.discard(request)
+
+    def unassign(self, request: Request) -> None:
+        """A request is not part of its batch any more."""
+        batch = self.batches.get(request.batch or "")
+        request.batch = None
+        if batch is not None and batch.requests.pop(request.key, None) is not None:
+            self._unwanted.setdefault(batch.batch_id, []).append(request.key)
+            self.wake()
+
+    def clear(self) -> None:
+        """Forget all requests and batches; what is deployed stays."""
+        now = monotonic()
+        for batch in list(self.batches.values()):
+            self._close_batch(batch)
+            batch.line.batcher.lost(batch.batch_id, batch.device, now)
+        for line in self.lines.values():
+            for request in line.queue.requests():
+                line.queue.discard(request)
+        self._unwanted.clear()
+        self._timer.cancel()
+
+    def busy_workers(self) -> set[str]:
+        """Workers that have a batch."""
+        return {batch.device.name for batch in self.batches.values()}
+
+    def waiting_seconds(self) -> float:
+        """Device time that the waiting requests need, over all devices."""
+        total = 0.0
+        for line in self._busy():
+            device = next(iter(line.devices.values()), None)
+            address, kind = (device.name, device.device_class) if device else ("", "")
+            best = line.batcher.best_size(kind)
+            per_row = line.latency.seconds(address, kind, best) / best
+            total += line.queue.rows * per_row
+        return total
+
+    # Deciding
+
+    def wake(self) -> None:
+        """Decide again, once the messages at hand are all taken in."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._woken = False
+        self._timer.cancel()
+        self._drop_unwanted()
+        running = set(self.tasks.running())
+        wake_at = math.inf
+        busy = self._busy()
+        while busy:
+            # Whoever was given the least device time chooses first.
+            busy.sort(key=lambda line: line.served)
+            now = monotonic()
+            wake_at = math.inf
+            for line in busy:
+                sent, until = self._try(line, running, now)
+                if sent:
+                    break
+                wake_at = min(wake_at, until)
+            else:
+                break
+            busy = [line for line in busy if line.queue.count]
+        if wake_at < math.inf:
+            self._arm(wake_at)
+
+    def _try(self, line: Line, running: set[str], now: float) -> tuple[bool, float]:
+        """Send one batch of a version, or tell when to try again."""
+        wake_at = math.inf
+        ready = [d for address, d in line.devices.items() if address in running]
+        starving = True
+        for lane in line.queue.oldest(_LANES):
+            head = lane.head()
+            assert head is not None
+            devices = self._admitted(lane, ready)
+            if not devices:
+                continue
+            starving = False
+            decision = line.batcher.decide(
+                now,
+                waiting=lane.rows,
+                oldest=head.arrived,
+                devices=devices,
+                transfer=self._transfer(head) if head.has_dependencies else None,
+                alone=_is_alone(lane),
+            )
+            if isinstance(decision, Send):
+                line.starved_since = None
+                self._dispatch(line, lane, decision)
+                return True, now
+            if decision.until is not None:
+                wake_at = min(wake_at, decision.until)
+        if starving:
+            wake_at = min(wake_at, self._note_starving(line, now))
+        else:
+            line.starved_since = None
+        return False, wake_at
+
+    def _note_starving(self, line: Line, now: float) -> float:
+        if line.starved_since is None:
+            line.starved_since = now
+        due = line.starved_since + self._warn_after
+        if now < due:
+            return due
+        if math.isfinite(due):
+            self._report(line)
+            line.starved_since = math.inf  # told once, until something changes
+        return math.inf
+
+    def _admitted(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
+        constraint = _constraint(lane)
+        if constraint.anywhere:
+            return ready
+        admitted = [d for d in ready if self.tasks.admits(constraint, d.name)]
+        if not admitted and constraint.preferred_only:
+            return [
+                d for d in ready if self.tasks.declares(d.name, constraint.resources)
+            ]
+        return admitted
+
+    def _transfer(self, head: Request) -> Callable[[DeviceLoad], float]:
+        bandwidth = self.tasks.bandwidth
+        return lambda device: (
+            self.tasks.missing_bytes(head.key, device.name) / bandwidth
+        )
+
+    def _lane(self, request: Request) -> Hashable:
+        """Who may share a pass with a request."""
+        alone = home = None
+        if self.tasks.suspicious(request.key):
+            # A worker died under it: it may well have been the cause.
+            alone = request.key
+        elif request.has_dependencies:
+            costly = _COSTLY_TRANSFER * self.tasks.bandwidth
+            home = self.tasks.home(request.key, costly)
+        return (request.signature, request.constraint, alone, home)
+
+    def _busy(self) -> list[Line]:
+        return [line for line in self.lines.values() if line.queue.count]
+
+    def _arm(self, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer.at = at
+        self._timer.handle = loop.call_later(max(at - monotonic(), 0), self.wake)
+
+    # Enacting
+
+    def _dispatch(self, line: Line, lane: Lane, decision: Send) -> None:
+        now = monotonic()
+        requests = line.queue.take(lane, decision.rows)
+        self._sequence += 1
+        batch_id = f"{line.name}-{self._sequence}"
+        stimulus_id = f"daskinfer-run-{batch_id}"
+        address = decision.device.name
+        keys = [request.key for request in requests]
+        run_ids = self.tasks.dispatch(keys, address, stimulus_id)
+        batch = Batch(
+            batch_id,
+            line,
+            decision.device,
+            run_ids,
+            {request.key: request for request in requests if request.key in run_ids},
+            sum(request.rows for request in requests if request.key in run_ids),
+            now,
+        )
+        payloads, failures = self._payloads(batch)
+        # Registered before anything can fail, so that every exit passes one door.
+        self.batches[batch_id] = batch
+        for request in batch.requests.values():
+            request.batch, request.dispatched = batch_id, now
+            request.attempts += 1
+        line.in_flight += 1
+        line.batcher.sent(decision, batch_id, now, rows=max(batch.rows, 1))
+        line.served += line.latency.seconds(
+            address, decision.device.device_class, max(batch.rows, 1)
+        )
+        if failures:
+            self.tasks.fail_running(failures, run_ids, address, stimulus_id)
+        if not payloads:
+            self._close_batch(batch)
+            line.batcher.lost(batch_id, decision.device, now)
+            return
+        pass_sizes, pass_rows = self._pass_sizes(line, decision, batch.rows)
+        message: protocol.RunMessage = {
+            "op": protocol.RUN,
+            "batch": batch_id,
+            "name": line.name,
+            "version": line.version,
+            "keys": list(payloads),
+            "payloads": list(payloads.values()),
+            "who_has": self.tasks.who_has(payloads),
+            "pass_sizes": pass_sizes,
+            "pass_rows": pass_rows,
+            "stimulus_id": stimulus_id,
+        }
+        self._send(address, message)
+
+    def _payloads(
+        self, batch: Batch
+    ) -> tuple[dict[Key, protocol.Payload], dict[Key, protocol.Failure]]:
+        """Pickled inputs; and who has inputs that cannot be pickled."""
+        payloads: dict[Key, protocol.Payload] = {}
+        failures: dict[Key, protocol.Failure] = {}
+        for key in batch.requests:
+            try:
+                payloads[key] = self.tasks.payload(key, _pickle)
+            except Exception as error:
+                failures[key] = dump_failure(error)
+        return payloads, failures
+
+    def _pass_sizes(
+        self, line: Line, decision: Send, rows: int
+    ) -> tuple[list[int], int]:
+        """How a worker cuts a batch that is larger than one pass.
+
+        Returns
+        -------
+        sizes, rows
+            Sizes of the first passes, to measure what was never measured; and of
+            all others.
+        """
+        limit = line.latency.ceiling(decision.device.device_class)
+        if rows <= limit:
+            return [], limit
+        measured = set(line.latency.sizes(decision.device.device_class))
+        best = line.batcher.best_size(decision.device.device_class)
+        candidates = line.policy.allowed_batch_sizes or [
+            1 << i for i in range(limit.bit_length())
+        ]
+        unknown = [n for n in candidates if n <= limit and n not in measured]
+        # Each twice: the first run of a size is distrusted.
+        trials = [n for n in unknown for _ in range(2)]
+        affordable = sum(trials) <= rows / 2
+        return (trials if affordable else []), (limit if unknown else best)
+
+    def _drop_unwanted(self) -> None:
+        for batch_id, keys in self._unwanted.items():
+            batch = self.batches.get(batch_id)
+            if batch is not None:
+                message: protocol.DropMessage = {
+                    "op": protocol.DROP,
+                    "batch": batch_id,
+                    "keys": keys,
+                    "stimulus_id": f"daskinfer-drop-{batch_id}",
+                }
+                self._send(batch.device.name, message)
+        self._unwanted.clear()
+
+    # Answers
+
+    def done(self, message: protocol.DoneMessage, address: str) -> None:
+        """Take in what a worker says of a batch."""
+        now = monotonic()
+        batch = self.batches.get(message["batch"])
+        if batch is None or batch.device.name != address:
+            # Given up already: its requests are running elsewhere, or not wanted.
+            self.tasks.complete(message, {}, address, lambda key: {}, {})
+            return
+        line, requests = batch.line, dict(batch.requests)
+        self._close_batch(batch)
+        passes = message["passes"]
+        line.batcher.completed(
+            batch.batch_id,
+            batch.device,
+            [(p["rows"], p["seconds"]) for p in passes if p["rows"]],
+            now,
+        )
+        if passes:
+            busy = message["waited"] + message["ran"]
+            self.link.observe(max(now - batch.sent_at - busy, 0.0))
+        counts = self.statistics.get(line.name)
+        if counts is not None:
+            counts.ran(
+                address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
+            )
+        self._settle(batch, requests, message, address)
+        self.wake()
+
+    def _settle(
+        self,
+        batch: Batch,
+        requests: dict[Key, Request],
+        message: protocol.DoneMessage,
+        address: str,
+    ) -> None:
+        """Give every request of a batch its end, or its next attempt."""
+        share = message["ran"] / max(len(message["keys"]), 1)
+        stop = time()
+        about = {
+            "name": batch.line.name,
+            "version": batch.line.version,
+            "worker": address,
+            "device": message["device"],
+            "batch_size": batch.rows,
+            "compute_seconds": message["ran"],
+        }
+
+        def metadata(key: Key) -> dict[str, Any]:
+            request = requests.get(key)
+            if request is None:
+                return {**about, "queue_seconds": 0.0, "attempts": 1}
+            waited = request.dispatched - request.arrived
+            return {**about, "queue_seconds": waited, "attempts": request.attempts}
+
+        startstop = {"action": "compute", "start": stop - share, "stop": stop}
+        self.tasks.complete(message, batch.run_ids, address, metadata, startstop)
+        if message["failed"]:
+            self.tasks.fail_running(
+                message["failed"], batch.run_ids, address, message["stimulus_id"]
+            )
+        self._retry_missing(requests, message)
+
+    def _retry_missing(
+        self, requests: dict[Key, Request], message: protocol.DoneMessage
+    ) -> None:
+        """Park requests whose inputs had moved when the worker looked for them."""
+        self.tasks.release_running(message["missing"], message["stimulus_id"])
+        for key in message["missing"]:
+            request = requests.get(key)
+            if request is not None and request.attempts >= _FETCH_ATTEMPTS:
+                request.error = RuntimeError(
+                    f"the inputs of {key!r} could not be fetched from the workers "
+                    f"that should hold them, in {request.attempts} attempts"
+                )
+
+    def _close_batch(self, batch: Batch) -> None:
+        if self.batches.pop(batch.batch_id, None) is not None:
+            batch.line.in_flight -= 1
+        for request in batch.requests.values():
+            request.batch = None
+        batch.requests.clear()
+        self._unwanted.pop(batch.batch_id, None)
+
+
+def _pickle(inputs: Any) -> protocol.Payload:
+    frames = transport.dumps(inputs)
+    if len(frames) == 1:
+        return bytes(frames[0])
+    return [to_serialize(frame) for frame in frames]
+
+
+def _constraint(lane: Lane) -> Constraint:
+    constraint = lane.key[1]  # type: ignore[index]
+    assert isinstance(constraint, Constraint)
+    return constraint
+
+
+def _is_alone(lane: Lane) -> bool:
+    return lane.key[2] is not None  # type: ignore[index]

@@ -1,0 +1,425 @@
+"""The scheduler plugin: Dask's events in, the engine's decisions out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import dask
+from dask.typing import Key
+from dask.utils import parse_timedelta
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import monotonic
+from distributed.protocol.pickle import dumps
+
+from daskinfer import config, payload, protocol
+from daskinfer.exceptions import InferenceError, UnknownDeployment
+from daskinfer.handle import Model
+from scheduler_plugins.dispatcher import Dispatcher, Line
+from scheduler_plugins.queueing import Request
+from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
+from scheduler_plugins.service import Service
+from scheduler_plugins.taskstate import ANYWHERE, Constraint, NewTask, TaskStates
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, WorkerState
+
+logger = logging.getLogger("distributed.inference.plugin")
+
+_STIMULUS = "daskinfer"
+
+
+def guarded(handler: Callable[..., None]) -> Callable[..., None]:
+    """Keep an error in a stream handler from closing the whole stream.
+
+    Dask drops the connection, and with it the worker or client, when a handler
+    raises.
+    """
+
+    @wraps(handler)
+    def handle(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            handler(self, *args, **kwargs)
+        except Exception:
+            logger.exception("%s failed; the message is lost", handler.__name__)
+
+    return handle
+
+
+class InferencePlugin(SchedulerPlugin):
+    """Batches and places inference requests inside a Dask scheduler.
+
+    Registered by :func:`daskinfer.deploy` where it is absent; or from the start with
+    ``dask scheduler --preload scheduler_plugins``.
+
+    Notes
+    -----
+    Everything runs on the scheduler's event loop. No hook or handler lets an
+    exception out.
+
+    Attributes
+    ----------
+    registry
+        What is deployed, and where.
+    dispatcher
+        What waits, and what is running.
+    requests
+        Every request whose task exists.
+    """
+
+    name = "daskinfer"
+    idempotent = True
+
+    scheduler: Scheduler
+    tasks: TaskStates
+    registry: Registry
+    dispatcher: Dispatcher
+    requests: dict[Key, Request]
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "registry"):
+            return "<InferencePlugin: not started>"
+        return (
+            f"<InferencePlugin deployments: {len(self.registry.deployments)} "
+            f"requests: {len(self.requests)}>"
+        )
+
+    # Life
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Install handlers, and the runtime on every worker."""
+        from daskinfer.worker import InferenceRuntime
+
+        self.scheduler = scheduler
+        self.tasks = TaskStates(scheduler)
+        self.registry = Registry()
+        self.requests = {}
+        self._doomed: list[Request] = []
+        self._interval = config.seconds("send-interval") or 0.0
+        self.dispatcher = Dispatcher(
+            self.tasks,
+            scheduler.worker_send,
+            self._report_starving,
+            priority_age=config.seconds("priority-age") or 0.0,
+            warn_after=config.seconds("no-worker-warning") or 0.0,
+        )
+        self.service = Service(self)
+        self.tasks.guard(self.requests.__contains__, self._wanted_workers)
+        scheduler.stream_handlers.update(
+            {
+                protocol.SUBMIT: self.submit,
+                protocol.HELLO: self.hello,
+                protocol.LOADED: self.loaded,
+                protocol.DONE: self.done,
+            }
+        )
+        scheduler.handlers.update(self.service.handlers())
+        for address in scheduler.workers:
+            self.tasks.tune_stream(address, self._interval)
+        await scheduler.register_worker_plugin(
+            comm=None,
+            plugin=dumps(InferenceRuntime()),
+            name=InferenceRuntime.name,
+            idempotent=True,
+        )
+
+    # Requests come
+
+    def update_graph(
+        self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any
+    ) -> None:
+        """Catch the requests in a graph before Dask places them."""
+        now = monotonic()
+        for key in tasks:
+            model = self.tasks.model_of(key)
+            if model is None or key in self.requests:
+                continue
+            request = Request(
+                key, model.name, model.version, now, self.tasks.priority(key)
+            )
+            request.has_dependencies = self.tasks.has_dependencies(key)
+            request.constraint = ANYWHERE
+            self._register(request)
+            try:
+                request.constraint = self.tasks.park(key)
+                self._measure(request)
+            except Exception as error:
+                request.error = error
+
+    @guarded
+    def submit(
+        self,
+        name: str,
+        version: str | None,
+        keys: list[Key],
+        payloads: list[protocol.Payload],
+        signatures: list[str | None],
+        rows: list[int],
+        dependencies: dict[int, list[Key]],
+        priority: float,
+        retries: int,
+        workers: list[str] | None,
+        allow_other_workers: bool,
+        resources: dict[str, float] | None,
+        client: str,
+    ) -> None:
+        """Take in requests of the fast path."""
+        now = monotonic()
+        stimulus_id = f"{_STIMULUS}-submit-{now}"
+        self.tasks.tune_client_stream(client, self._interval)
+        model = Model(name, version)
+        new = [
+            NewTask(key, model, body, dependencies.get(i, []), priority, retries)
+            for i, (key, body) in enumerate(zip(keys, payloads, strict=True))
+        ]
+        created, _ = self.tasks.create(client, new, stimulus_id)
+        constraint = self._constraint(workers, allow_other_workers, resources)
+        position = {key: i for i, key in enumerate(keys)}
+        for key in created:
+            i = position[key]
+            request = Request(key, name, version, now, priority, rows[i], signatures[i])
+            request.has_dependencies = i in dependencies
+            request.constraint = constraint
+            self._register(request)
+        self.tasks.start(keys, stimulus_id)
+
+    def _constraint(
+        self,
+        workers: list[str] | None,
+        preferred_only: bool,
+        resources: dict[str, float] | None,
+    ) -> Constraint:
+        if workers is None and not resources:
+            return ANYWHERE
+        addresses, hosts = self.tasks.resolve_workers(workers)
+        amounts = tuple(sorted((resources or {}).items()))
+        return Constraint(addresses, hosts, amounts, preferred_only)
+
+    def _register(self, request: Request) -> None:
+        self.requests[request.key] = request
+        counts = self.dispatcher.statistics.get(request.name)
+        if counts is not None:
+            counts.arrived()
+
+    def _measure(self, request: Request) -> None:
+        """Find out what a request of a graph may share a pass with."""
+        if request.has_dependencies:
+            return
+        deployment = self.registry.deployment(request.name)
+        args, kwargs = self.tasks.inputs(request.key)
+        measured = payload.measure(args, kwargs, deployment.policy.batch_dim)
+        request.rows = measured.rows
+        request.signature = measured.signature or f"alone-{request.key!r}"
+
+    # Requests change state
+
+    def transition(
+        self,
+        key: Key,
+        start: str,
+        finish: str,
+        *args: Any,
+        stimulus_id: str,
+        **kwargs: Any,
+    ) -> None:
+        """Follow what Dask does with the requests."""
+        request = self.requests.get(key)
+        if request is None:
+            return
+        if request.waiting:
+            self.dispatcher.discard(request, self._line_of(request))
+        if request.batch is not None and start == "processing":
+            self.dispatcher.unassign(request)
+        if finish == "no-worker":
+            self._wait(request)
+        elif finish in ("memory", "erred"):
+            self._end(request, succeeded=finish == "memory")
+        elif finish == "forgotten":
+            del self.requests[key]
+            counts = self.dispatcher.statistics.get(request.name)
+            if not request.ended and counts is not None:
+                counts.cancelled += 1
+
+    def _wait(self, request: Request) -> None:
+        if request.ended:
+            # Its result was lost, or it is retried: it arrives anew.
+            request.ended, request.order = False, None
+            request.arrived = monotonic()
+        try:
+            if request.error is not None:
+                raise request.error
+            line = self._line_of(request)
+        except Exception as error:
+            request.error = error
+            self._doomed.append(request)
+            if len(self._doomed) == 1:
+                # Not from within a transition of the same task.
+                self.scheduler.loop.add_callback(self._fail_doomed)
+        else:
+            self.dispatcher.enqueue(request, line)
+
+    def _line_of(self, request: Request) -> Line:
+        version = self.registry.version(request.name, request.pinned)
+        return self.dispatcher.lines[request.name, version.version]
+
+    def _end(self, request: Request, *, succeeded: bool) -> None:
+        counts = self.dispatcher.statistics.get(request.name)
+        request.ended = True
+        if counts is None:
+            return
+        now = monotonic()
+        if succeeded:
+            counts.succeeded([now - request.arrived], now)
+        else:
+            counts.failures += 1
+
+    def _fail_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, []
+        for request in doomed:
+            if request.error is not None:
+                self.tasks.fail_parked([request.key], request.error, _STIMULUS)
+                # A retry of the user's shall find out anew.
+                request.error = None
+
+    def fail_waiting(self, requests: list[Request], error: InferenceError) -> None:
+        """Fail requests that can never be served."""
+        self.tasks.fail_parked([r.key for r in requests], error, _STIMULUS)
+
+    # Workers
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Speed up the new worker's stream; its runtime will say hello."""
+        self.tasks.tune_stream(worker, self._interval)
+
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Take a worker out; Dask has parked its requests again by now."""
+        self.registry.leave(worker)
+        self.dispatcher.worker_lost(worker)
+        self.service.changed()
+
+    @guarded
+    def hello(self, devices: dict[str, str], reasons: dict[str, str], worker: str) -> None:
+        """A worker's runtime is set up: load what is deployed."""
+        ws = self.scheduler.workers.get(worker)
+        if ws is not None:
+            facts = WorkerFacts(worker, devices, reasons, ws.resources)
+            for version, replica in self.registry.join(facts):
+                self.load(version, replica)
+        self.service.changed()
+
+    def load(self, version: Version, replica: Replica) -> None:
+        """Have a worker load a version."""
+        deployment = self.registry.deployment(version.name)
+        policy = deployment.policy
+        message: protocol.LoadMessage = {
+            "op": protocol.LOAD,
+            "name": version.name,
+            "version": version.version,
+            "digest": version.digest,
+            "device": deployment.device,
+            "resources": dict(deployment.resources) or None,
+            "policy": {
+                "max_batch_size": policy.max_batch_size,
+                "allowed_batch_sizes": policy.allowed_batch_sizes,
+                "batch_dim": policy.batch_dim,
+            },
+            "stimulus_id": f"{_STIMULUS}-load-{version.name}-{version.version}",
+        }
+        self.scheduler.worker_send(replica.address, dict(message))
+
+    @guarded
+    def loaded(
+        self,
+        name: str,
+        version: str,
+        digest: str,
+        failure: protocol.Failure | None,
+        device: str,
+        device_class: str,
+        timings: list[tuple[int, float]],
+        seconds: float,
+        worker: str,
+    ) -> None:
+        """A worker has loaded a version, or could not."""
+        if failure is not None:
+            reason = failure["exception_text"]
+            logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
+            self.registry.failed(name, version, worker, reason, failure)
+        elif self.registry.loaded(
+            name, version, worker, digest, device, device_class, seconds
+        ):
+            self.dispatcher.device_ready(name, version, worker, device_class, timings)
+        self.service.changed()
+
+    @guarded
+    def done(self, worker: str, **message: Any) -> None:
+        """A worker has answered a batch."""
+        self.dispatcher.done(message, worker)  # type: ignore[arg-type]
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Notice that a worker was paused, or runs again."""
+        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+            self.dispatcher.wake()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Forget all requests; what is deployed stays, and is loaded again."""
+        self.dispatcher.clear()
+        self.requests.clear()
+        self._doomed.clear()
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Keep workers that have a batch from being retired as idle."""
+        busy = self.dispatcher.busy_workers()
+        return [ws for ws in workers if ws.address not in busy]
+
+    def _wanted_workers(self) -> int:
+        waiting = self.dispatcher.waiting_seconds()
+        target = parse_timedelta(
+            dask.config.get("distributed.adaptive.target-duration")
+        )
+        busy = len(self.dispatcher.busy_workers())
+        return max(busy, -int(-waiting // target))
+
+    # Reports
+
+    def problem(self, line: Line) -> str | None:
+        """Why what waits for a version is not served, or None."""
+        try:
+            problem = self.registry.problem(line.name, line.version)
+        except UnknownDeployment:
+            return None
+        if problem is not None or not line.queue.count:
+            return problem
+        running = set(self.tasks.running())
+        ready = [address for address in line.devices if address in running]
+        if not ready:
+            return "every ready worker is paused or closing"
+        for lane in line.queue.oldest(1):
+            constraint = lane.key[1]  # type: ignore[index]
+            if not any(self.tasks.admits(constraint, address) for address in ready):
+                return self._unsatisfied(constraint)
+        return None
+
+    def _unsatisfied(self, constraint: Constraint) -> str:
+        told = [f"requests ask for {constraint}, which no ready worker satisfies"]
+        for resource, _ in constraint.resources:
+            declared = ", ".join(
+                f"{address} has {amount:g}"
+                for address, amount in sorted(self.tasks.declared(resource).items())
+            )
+            told.append(f"{resource}: {declared or 'no worker declares it'}")
+        return "; ".join(told)
+
+    def _report_starving(self, line: Line) -> None:
+        message = (
+            f"{len(line.queue)} requests for {line.name!r} are waiting: "
+            f"{self.problem(line)}"
+        )
+        logger.warning(message)
+        self.scheduler.log_event("warn", {"message": dumps(message)})

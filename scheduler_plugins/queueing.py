@@ -1,0 +1,265 @@
+"""Who waits, and in what order.
+
+Requests that may share a forward pass wait in one *lane*: same deployment and
+version, same input signature, same constraint on where to run. Within a lane they
+are served by *virtual arrival*: a request of priority ``p`` counts as if it had
+arrived ``p x priority_age`` seconds earlier. So a higher priority overtakes, and
+nobody waits for ever: whatever arrives late enough stands behind.
+
+Pure: no clock, no event loop, no Dask.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dask.typing import Key
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request the scheduler knows of.
+
+    Attributes
+    ----------
+    key
+        The Dask task.
+    name, pinned
+        The deployment asked for, and the version if one was named.
+    rows
+        What it adds to a batch; 1 where its inputs are futures.
+    signature
+        What its inputs look like; None where they are futures.
+    constraint
+        Where the user allows it to run.
+    lane
+        Who it may share a pass with, decided when it begins to wait.
+    arrived
+        When the scheduler first saw it, monotonic seconds.
+    priority
+        Higher overtakes.
+    order
+        The place in its lane, once it has one.
+    attempts
+        How often it was sent to a worker.
+    batch
+        The batch it was sent with, while it is running.
+    dispatched
+        When that was sent.
+    waiting
+        Whether it stands in the queue.
+    ended
+        Whether it was answered, or has failed.
+    error
+        Why it cannot be served, found out before it could wait.
+    """
+
+    key: Key
+    name: str
+    pinned: str | None
+    arrived: float
+    priority: float = 0.0
+    rows: int = 1
+    signature: Hashable = None
+    constraint: Hashable = None
+    has_dependencies: bool = False
+    lane: Hashable | None = None
+    order: tuple[float, int] | None = None
+    attempts: int = 0
+    batch: str | None = None
+    dispatched: float = 0.0
+    waiting: bool = False
+    ended: bool = False
+    error: Exception | None = None
+
+
+_Entry: TypeAlias = tuple[tuple[float, int], int, Request]
+
+
+class Lane:
+    """Requests that may share a forward pass, first come first.
+
+    Examples
+    --------
+    >>> lane = Lane("float32[784]")
+    >>> lane.push(Request("a", "m", None, 0.0, rows=3, order=(0.0, 0)))
+    >>> lane.push(Request("b", "m", None, 0.0, rows=9, order=(0.0, 1)))
+    >>> lane.rows
+    12
+    >>> [request.key for request in lane.take(8)]
+    ['a']
+    """
+
+    __slots__ = ("_heap", "_pushes", "count", "key", "rows")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.rows = 0
+        self.count = 0
+        self._pushes = 0
+        self._heap: list[_Entry] = []
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.key!r} waiting: {self.count} rows: {self.rows}>"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def push(self, request: Request) -> None:
+        """Let a request wait here."""
+        assert request.order is not None
+        request.waiting = True
+        self.rows += request.rows
+        self.count += 1
+        # The same request may have an older, abandoned entry: never compare requests.
+        self._pushes += 1
+        heapq.heappush(self._heap, (request.order, self._pushes, request))
+
+    def remove(self, request: Request) -> None:
+        """Let go of a request wherever it stands."""
+        request.waiting = False
+        self.rows -= request.rows
+        self.count -= 1
+
+    def head(self) -> Request | None:
+        """The request that is served next."""
+        heap = self._heap
+        while heap and not heap[0][2].waiting:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def take(self, rows: int) -> list[Request]:
+        """Remove requests from the front, as many as ``rows`` can hold.
+
+        The first is taken whatever its size: a worker cuts it into passes.
+        """
+        taken: list[Request] = []
+        while (request := self.head()) is not None:
+            if taken and request.rows > rows:
+                break
+            heapq.heappop(self._heap)
+            self.remove(request)
+            taken.append(request)
+            rows -= request.rows
+            if rows <= 0:
+                break
+        return taken
+
+
+class RequestQueue:
+    """The waiting requests of one deployment version, in lanes.
+
+    Parameters
+    ----------
+    priority_age
+        Seconds of waiting that one unit of priority is worth.
+
+    Notes
+    -----
+    Every operation costs at most the logarithm of what waits, also where each
+    request has a lane of its own.
+
+    Examples
+    --------
+    >>> queue = RequestQueue(priority_age=1.0)
+    >>> for key, priority in [("low", 0), ("high", 5)]:
+    ...     queue.push(Request(key, "m", None, 0.0, priority=priority, lane="l"))
+    >>> [lane.head().key for lane in queue.oldest(10)]
+    ['high']
+    """
+
+    __slots__ = ("_heads", "_lanes", "_sequence", "count", "priority_age", "rows")
+
+    def __init__(self, priority_age: float) -> None:
+        self.priority_age = priority_age
+        self.count = 0
+        self.rows = 0
+        self._lanes: dict[Hashable, Lane] = {}
+        # (order of the head, push number, lane); entries of the past are skipped.
+        self._heads: list[tuple[tuple[float, int], int, Lane]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        return f"<RequestQueue waiting: {self.count} lanes: {len(self._lanes)}>"
+
+    def push(self, request: Request) -> None:
+        """Let a request wait in its lane.
+
+        A request that comes back keeps the place of its first arrival.
+        """
+        assert request.lane is not None and not request.waiting
+        self._sequence += 1
+        if request.order is None:
+            virtual = request.arrived - request.priority * self.priority_age
+            request.order = (virtual, self._sequence)
+        lane = self._lanes.get(request.lane)
+        if lane is None:
+            lane = self._lanes[request.lane] = Lane(request.lane)
+        lane.push(request)
+        self.count += 1
+        self.rows += request.rows
+        if lane.head() is request:
+            self._note_head(lane)
+
+    def take(self, lane: Lane, rows: int) -> list[Request]:
+        """Remove requests from the front of a lane, as :meth:`Lane.take`."""
+        taken = lane.take(rows)
+        self.count -= len(taken)
+        self.rows -= sum(request.rows for request in taken)
+        self._settle(lane)
+        return taken
+
+    def discard(self, request: Request) -> None:
+        """Let go of a request, if it waits here."""
+        if request.waiting:
+            assert request.lane is not None
+            lane = self._lanes[request.lane]
+            was_head = lane.head() is request
+            lane.remove(request)
+            self.count -= 1
+            self.rows -= request.rows
+            if was_head or not lane.count:
+                self._settle(lane)
+
+    def oldest(self, count: int) -> list[Lane]:
+        """The lanes with the oldest heads, at most ``count`` of them."""
+        found: list[Lane] = []
+        kept = []
+        while self._heads and len(found) < count:
+            entry = heapq.heappop(self._heads)
+            order, _, lane = entry
+            head = lane.head()
+            if head is None or head.order != order or lane in found:
+                continue
+            found.append(lane)
+            kept.append(entry)
+        for entry in kept:
+            heapq.heappush(self._heads, entry)
+        return found
+
+    def requests(self) -> list[Request]:
+        """Everybody who waits, in no particular order."""
+        return [
+            request
+            for lane in self._lanes.values()
+            for request in dict.fromkeys(entry[2] for entry in lane._heap)
+            if request.waiting
+        ]
+
+    def _settle(self, lane: Lane) -> None:
+        if lane.count:
+            self._note_head(lane)
+        else:
+            self._lanes.pop(lane.key, None)
+
+    def _note_head(self, lane: Lane) -> None:
+        head = lane.head()
+        assert head is not None and head.order is not None
+        self._sequence += 1
+        heapq.heappush(self._heads, (head.order, self._sequence, lane))

@@ -1,0 +1,304 @@
+"""What is deployed, and which worker is how far with it.
+
+Pure: events in, the loads to start out. The shell sends the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from daskinfer.exceptions import DeploymentExists, UnknownDeployment
+from daskinfer.policy import BatchPolicy
+
+#: The resource that Dask workers declare for a kind of device.
+RESOURCE_OF = {"npu": "NPU", "cuda": "GPU"}
+
+
+class ReplicaState(str, Enum):
+    """How far a worker is with a version."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class WorkerFacts:
+    """What a worker has told about itself.
+
+    ``devices`` maps the kinds it can use to device classes, the best first;
+    ``reasons`` says why it cannot use the others.
+    """
+
+    address: str
+    devices: Mapping[str, str]
+    reasons: Mapping[str, str]
+    resources: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Replica:
+    """One version on one worker."""
+
+    address: str
+    state: ReplicaState = ReplicaState.LOADING
+    device: str | None = None
+    device_class: str | None = None
+    digest: str | None = None
+    reason: str | None = None
+    failure: Any = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of a deployment and its replicas by worker address.
+
+    ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
+    """
+
+    name: str
+    version: str
+    digest: str
+    artifact: Any = None
+    warmup: Any = None
+    replicas: dict[str, Replica] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"
+
+    def ready(self) -> list[Replica]:
+        """Replicas that may be sent requests."""
+        return [r for r in self.replicas.values() if r.state is ReplicaState.READY]
+
+    def settled(self) -> bool:
+        """Whether some worker has tried it, and none still does."""
+        return bool(self.replicas) and not any(
+            r.state is ReplicaState.LOADING for r in self.replicas.values()
+        )
+
+
+@dataclass(slots=True)
+class Deployment:
+    """What was asked for under one name."""
+
+    name: str
+    policy: BatchPolicy
+    device: str
+    resources: tuple[tuple[str, float], ...]
+    placement: str
+    active: str
+    versions: dict[str, Version] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Deployment {self.name!r} versions: {sorted(self.versions)}>"
+
+    def refusal(self, worker: WorkerFacts) -> str | None:
+        """Why a worker cannot serve this deployment, or None if it can."""
+        for resource, amount in self.resources:
+            if worker.resources.get(resource, 0) < amount:
+                has = ", ".join(
+                    f"{name}={value:g}" for name, value in worker.resources.items()
+                )
+                return f"it lacks {resource}={amount:g} (it has {has or 'none'})"
+        if self.device != "auto" and self.device not in worker.devices:
+            why = worker.reasons.get(self.device, "it is not there")
+            return f"no {self.device} device: {why}"
+        return None
+
+
+@dataclass(slots=True)
+class Registry:
+    """Deployments by name, workers by address.
+
+    Examples
+    --------
+    >>> registry = Registry()
+    >>> registry.join(WorkerFacts("tcp://w:1", {"cpu": "cpu/2-threads"}, {}, {}))
+    []
+    >>> deployment = Deployment("m", BatchPolicy(), "cpu", (), "least-loaded", "1")
+    >>> [r.address for r in registry.add(deployment, Version("m", "1", "abc"))]
+    ['tcp://w:1']
+    >>> registry.loaded("m", "1", "tcp://w:1", "abc", "cpu", "cpu/2-threads", 0.1)
+    True
+    >>> [r.state.value for r in registry.version("m").replicas.values()]
+    ['ready']
+    """
+
+    deployments: dict[str, Deployment] = field(default_factory=dict)
+    workers: dict[str, WorkerFacts] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Deployment]:
+        return iter(self.deployments.values())
+
+    def add(self, deployment: Deployment, version: Version) -> list[Replica]:
+        """Add a deployment with its first version.
+
+        Returns
+        -------
+        list of Replica
+            Those that must be loaded now.
+
+        Raises
+        ------
+        DeploymentExists
+            If the name is taken.
+        """
+        if deployment.name in self.deployments:
+            taken = self.deployments[deployment.name]
+            raise DeploymentExists(
+                f"{deployment.name!r} is deployed already, in version "
+                f"{taken.active!r}. To replace it, call "
+                f"daskinfer.get(client, {deployment.name!r}).undeploy() first, "
+                "or deploy under another name=."
+            )
+        self.deployments[deployment.name] = deployment
+        deployment.versions[version.version] = version
+        return [
+            replica
+            for worker in self.workers.values()
+            if (replica := self._assign(deployment, version, worker)) is not None
+        ]
+
+    def remove(self, name: str) -> Deployment:
+        """Forget a deployment.
+
+        Raises
+        ------
+        UnknownDeployment
+            If there is none of this name.
+        """
+        self.deployment(name)
+        return self.deployments.pop(name)
+
+    def deployment(self, name: str) -> Deployment:
+        """Return a deployment by name.
+
+        Raises
+        ------
+        UnknownDeployment
+            If it does not exist; the message lists what does.
+        """
+        try:
+            return self.deployments[name]
+        except KeyError:
+            there = ", ".join(map(repr, sorted(self.deployments))) or "nothing"
+            raise UnknownDeployment(
+                f"no deployment is named {name!r}; there is {there}"
+            ) from None
+
+    def version(self, name: str, version: str | None = None) -> Version:
+        """Return a version, the active one by default.
+
+        Raises
+        ------
+        UnknownDeployment
+            If the deployment or its version does not exist.
+        """
+        deployment = self.deployment(name)
+        try:
+            return deployment.versions[version or deployment.active]
+        except KeyError:
+            there = ", ".join(map(repr, sorted(deployment.versions)))
+            raise UnknownDeployment(
+                f"{name!r} has no version {version!r}; it has {there}"
+            ) from None
+
+    def join(self, worker: WorkerFacts) -> list[tuple[Version, Replica]]:
+        """Note a worker; return what it must load."""
+        self.workers[worker.address] = worker
+        return [
+            (version, replica)
+            for deployment in self.deployments.values()
+            for version in deployment.versions.values()
+            if (replica := self._assign(deployment, version, worker)) is not None
+        ]
+
+    def leave(self, address: str) -> None:
+        """Forget a worker and its replicas."""
+        self.workers.pop(address, None)
+        for version in self.versions():
+            version.replicas.pop(address, None)
+
+    def versions(self) -> Iterable[Version]:
+        """All versions of all deployments."""
+        return [v for d in self.deployments.values() for v in d.versions.values()]
+
+    def loaded(
+        self,
+        name: str,
+        version: str,
+        address: str,
+        digest: str,
+        device: str,
+        device_class: str,
+        seconds: float,
+    ) -> bool:
+        """Note that a worker has loaded a version.
+
+        Returns
+        -------
+        bool
+            Whether it may serve it: False if nobody asked for it any more, or if
+            what it loaded is something else.
+        """
+        replica = self._replica(name, version, address)
+        if replica is None:
+            return False
+        expected = self.deployments[name].versions[version].digest
+        replica.device, replica.device_class = device, device_class
+        replica.digest, replica.seconds = digest, seconds
+        if digest != expected:
+            replica.state = ReplicaState.FAILED
+            replica.reason = f"it loaded digest {digest}, not {expected}"
+            return False
+        replica.state = ReplicaState.READY
+        return True
+
+    def failed(
+        self, name: str, version: str, address: str, reason: str, failure: Any
+    ) -> None:
+        """Note that a worker could not load a version."""
+        replica = self._replica(name, version, address)
+        if replica is not None:
+            replica.state = ReplicaState.FAILED
+            replica.reason, replica.failure = reason, failure
+
+    def problem(self, name: str, version: str | None = None) -> str | None:
+        """Why a version is served by nobody, or None if somebody serves it."""
+        deployment, found = self.deployment(name), self.version(name, version)
+        if found.ready():
+            return None
+        if not self.workers:
+            return "the cluster has no worker"
+        told = []
+        for address, worker in sorted(self.workers.items()):
+            replica = found.replicas.get(address)
+            if replica is None:
+                told.append(f"{address}: {deployment.refusal(worker)}")
+            else:
+                why = f": {replica.reason}" if replica.reason else ""
+                told.append(f"{address}: {replica.state.value}{why}")
+        wants = f" needs {_amounts(deployment.resources)};" * bool(deployment.resources)
+        return f"no worker is ready:{wants} " + "; ".join(told)
+
+    def _replica(self, name: str, version: str, address: str) -> Replica | None:
+        deployment = self.deployments.get(name)
+        found = deployment.versions.get(version) if deployment else None
+        return found.replicas.get(address) if found else None
+
+    @staticmethod
+    def _assign(
+        deployment: Deployment, version: Version, worker: WorkerFacts
+    ) -> Replica | None:
+        if deployment.refusal(worker) is not None:
+            return None
+        replica = version.replicas[worker.address] = Replica(worker.address)
+        return replica
+
+
+def _amounts(resources: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name}={amount:g}" for name, amount in resources)

@@ -1,0 +1,271 @@
+"""The calls that clients and workers make to the scheduler plugin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.metrics import monotonic
+
+from daskinfer import protocol
+from daskinfer.exceptions import DeploymentExists, UnknownDeployment
+from daskinfer.policy import BatchPolicy
+from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
+from scheduler_plugins.fetching import gather_packed
+from scheduler_plugins.registry import Deployment, ReplicaState, Version
+from scheduler_plugins.statistics import Statistics
+
+if TYPE_CHECKING:
+    from scheduler_plugins.dispatcher import Line
+    from scheduler_plugins.inference import InferencePlugin
+
+
+class Service:
+    """Answers calls; changes nothing but through the plugin's own parts.
+
+    Parameters
+    ----------
+    plugin
+        Whose registry and dispatcher are asked.
+    """
+
+    def __init__(self, plugin: InferencePlugin) -> None:
+        self.plugin = plugin
+        self._change = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Service of {self.plugin!r}>"
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        """The calls by name."""
+        return {
+            protocol.DEPLOY: self.deploy,
+            protocol.WAIT_READY: self.wait_ready,
+            protocol.UNDEPLOY: self.undeploy,
+            protocol.DESCRIBE: self.describe,
+            protocol.STATUS: self.status,
+            protocol.INFO: self.info,
+            protocol.ARTIFACT: self.artifact,
+            protocol.GATHER: self.gather,
+        }
+
+    def changed(self) -> None:
+        """Something that somebody may wait for has changed."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def deploy(
+        self,
+        name: str,
+        version: str,
+        policy: dict[str, Any],
+        artifact: dict[str, Any],
+        device: str,
+        resources: dict[str, float] | None,
+        placement: str,
+        warmup: protocol.Payload | None,
+        client: str,
+    ) -> dict[str, Any]:
+        """Add a deployment and have it loaded."""
+        plugin = self.plugin
+        deployment = Deployment(
+            name,
+            BatchPolicy(**policy),
+            device,
+            tuple(sorted((resources or {}).items())),
+            placement,
+            version,
+        )
+        made = Version(name, version, artifact["digest"], artifact, warmup)
+        try:
+            replicas = plugin.registry.add(deployment, made)
+        except DeploymentExists as error:
+            return {"status": "exists", "message": str(error)}
+        try:
+            plugin.dispatcher.open(deployment, version)
+        except (TypeError, ValueError) as error:
+            plugin.registry.remove(name)
+            return {"status": "error", "message": str(error)}
+        for replica in replicas:
+            plugin.load(made, replica)
+        self.changed()
+        return {"status": "OK"}
+
+    async def wait_ready(
+        self, name: str, version: str, timeout: float
+    ) -> dict[str, Any]:
+        """Wait until every worker has tried to load a version."""
+        deadline = monotonic() + timeout
+        while True:
+            try:
+                found = self.plugin.registry.version(name, version)
+            except UnknownDeployment as error:
+                return {"status": "failed", "message": str(error), "failure": None}
+            if self._everybody_came() and found.settled():
+                return self._outcome(found)
+            try:
+                await asyncio.wait_for(self._change.wait(), deadline - monotonic())
+            except (asyncio.TimeoutError, TimeoutError):
+                problem = self.plugin.registry.problem(name, version)
+                loading = [
+                    r.address
+                    for r in found.replicas.values()
+                    if r.state is ReplicaState.LOADING
+                ]
+                if found.ready():
+                    problem = f"still loading on {', '.join(sorted(loading))}"
+                return {
+                    "status": "timeout",
+                    "message": f"{name!r} was not ready within {timeout:g} s: {problem}",
+                }
+
+    def _everybody_came(self) -> bool:
+        return self.plugin.scheduler.workers.keys() <= self.plugin.registry.workers.keys()
+
+    def _outcome(self, version: Version) -> dict[str, Any]:
+        if version.ready():
+            return {"status": "ready"}
+        failed = next(iter(version.replicas.values()))
+        return {
+            "status": "failed",
+            "message": f"{version.name!r} could not be loaded: "
+            f"{self.plugin.registry.problem(version.name, version.version)}",
+            "failure": failed.failure,
+        }
+
+    async def undeploy(self, name: str) -> dict[str, Any]:
+        """Remove a deployment; what waits for it fails by name."""
+        plugin = self.plugin
+        try:
+            deployment = plugin.registry.remove(name)
+        except UnknownDeployment as error:
+            return {"status": "unknown", "message": str(error)}
+        gone = UnknownDeployment(f"{name!r} was undeployed while the request waited")
+        for version in deployment.versions.values():
+            waiting = plugin.dispatcher.close(name, version.version)
+            plugin.fail_waiting(waiting, gone)
+            for address in version.replicas:
+                message: protocol.UnloadMessage = {
+                    "op": protocol.UNLOAD,
+                    "name": name,
+                    "version": version.version,
+                    "stimulus_id": f"daskinfer-unload-{name}",
+                }
+                plugin.scheduler.worker_send(address, dict(message))
+        plugin.dispatcher.forget(name)
+        self.changed()
+        return {"status": "OK"}
+
+    async def describe(self) -> dict[str, Any]:
+        """Names, versions and batch axes of what is deployed."""
+        return {
+            deployment.name: {
+                "versions": sorted(deployment.versions),
+                "active": deployment.active,
+                "batch_dim": deployment.policy.batch_dim,
+                "max_batch_size": deployment.policy.max_batch_size,
+                "workers_ready": len(deployment.versions[deployment.active].ready()),
+            }
+            for deployment in self.plugin.registry
+        }
+
+    async def artifact(self, name: str, version: str) -> dict[str, Any] | None:
+        """What a worker needs to load a version; None if it is gone."""
+        try:
+            found = self.plugin.registry.version(name, version)
+        except UnknownDeployment:
+            return None
+        return {"artifact": found.artifact, "warmup": found.warmup}
+
+    async def info(self, key: Key) -> dict[str, Any] | None:
+        """How an answer came about; None if it is no answer of a deployment."""
+        return self.plugin.tasks.metadata_of(key)
+
+    async def gather(self, keys: list[Key]) -> dict[str, Any]:
+        """Fetch many results packed."""
+        return await gather_packed(self.plugin.scheduler, keys)
+
+    async def status(self, name: str) -> dict[str, Any]:
+        """A :class:`~daskinfer.DeploymentStatus`, as plain data."""
+        try:
+            deployment = self.plugin.registry.deployment(name)
+        except UnknownDeployment as error:
+            return {"status": "unknown", "message": str(error)}
+        return {"status": "OK", "deployment": asdict(self._status(deployment))}
+
+    def _status(self, deployment: Deployment) -> DeploymentStatus:
+        dispatcher = self.plugin.dispatcher
+        now = monotonic()
+        counts = dispatcher.statistics.get(deployment.name, Statistics())
+        lines = [dispatcher.lines[deployment.name, v] for v in deployment.versions]
+        active = dispatcher.lines[deployment.name, deployment.active]
+        return DeploymentStatus(
+            name=deployment.name,
+            active_version=deployment.active,
+            versions=tuple(self._version(deployment, line) for line in lines),
+            workers=tuple(self._worker(deployment, a, now) for a in self._addresses()),
+            requests=counts.requests,
+            successes=counts.successes,
+            failures=counts.failures,
+            cancelled=counts.cancelled,
+            waiting=sum(len(line.queue) for line in lines),
+            in_flight=sum(
+                len(batch.requests)
+                for batch in dispatcher.batches.values()
+                if batch.line.name == deployment.name
+            ),
+            batches=counts.batches,
+            passes=counts.passes,
+            rows=counts.rows,
+            padded_rows=counts.padded_rows,
+            mean_batch_size=counts.rows / counts.passes if counts.passes else None,
+            throughput=counts.throughput(now),
+            latency=counts.latency(),
+            problem=self.plugin.problem(active),
+        )
+
+    def _addresses(self) -> list[str]:
+        return sorted(self.plugin.registry.workers)
+
+    def _version(self, deployment: Deployment, line: Line) -> VersionStatus:
+        version = deployment.versions[line.version]
+        classes = sorted({d.device_class for d in line.devices.values()})
+        return VersionStatus(
+            version=version.version,
+            digest=version.digest,
+            active=version.version == deployment.active,
+            workers_ready=len(version.ready()),
+            latency={kind: tuple(line.latency.table(kind)) for kind in classes},
+            best_batch_size={kind: line.batcher.best_size(kind) for kind in classes},
+        )
+
+    def _worker(self, deployment: Deployment, address: str, now: float) -> WorkerStatus:
+        dispatcher = self.plugin.dispatcher
+        facts = self.plugin.registry.workers[address]
+        replica = deployment.versions[deployment.active].replicas.get(address)
+        if replica is None:
+            return WorkerStatus(
+                address, "ineligible", False, reason=deployment.refusal(facts)
+            )
+        line = dispatcher.lines[deployment.name, deployment.active]
+        device = line.devices.get(address)
+        done = dispatcher.statistics[deployment.name].workers.get(address)
+        ready = replica.state is ReplicaState.READY
+        return WorkerStatus(
+            address=address,
+            state=replica.state.value,
+            healthy=ready and self.plugin.tasks.is_running(address),
+            device=replica.device,
+            device_class=replica.device_class,
+            batches=done.batches if done else 0,
+            rows=done.rows if done else 0,
+            in_flight=len(device.flights) if device else 0,
+            load=max(device.expected_free(now, dispatcher.link) - now, 0.0)
+            if device and device.flights
+            else 0.0,
+            latency=done.seconds / done.passes if done and done.passes else None,
+            reason=replica.reason,
+        )

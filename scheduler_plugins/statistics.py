@@ -1,0 +1,109 @@
+"""Counting what happens to the requests of one deployment.
+
+Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from daskinfer.status import LatencyPercentiles
+
+#: How many of the latest answers the percentiles look at.
+RECENT = 4096
+#: Seconds over which throughput is measured.
+WINDOW = 10.0
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """What one worker has answered."""
+
+    batches: int = 0
+    passes: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of one deployment.
+
+    Every request is counted once on arrival, and once when it ends: as a success,
+    a failure or cancelled. A result that is lost with its worker and computed
+    again counts again as a success, not as a request.
+
+    Examples
+    --------
+    >>> counts = Statistics()
+    >>> counts.arrived(2)
+    >>> counts.succeeded([0.010, 0.030], now=1.0)
+    >>> counts.requests, counts.successes, counts.latency().mean
+    (2, 2, 0.02)
+    """
+
+    requests: int = 0
+    successes: int = 0
+    failures: int = 0
+    cancelled: int = 0
+    batches: int = 0
+    passes: int = 0
+    rows: int = 0
+    padded_rows: int = 0
+    workers: dict[str, WorkerCounts] = field(default_factory=dict)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _answers: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Statistics requests: {self.requests} successes: {self.successes} "
+            f"failures: {self.failures} cancelled: {self.cancelled}>"
+        )
+
+    def arrived(self, count: int = 1) -> None:
+        """Count requests that arrived."""
+        self.requests += count
+
+    def succeeded(self, latencies: Sequence[float], now: float) -> None:
+        """Count answers; ``latencies`` in seconds from arrival."""
+        self.successes += len(latencies)
+        self._recent.extend(latencies)
+        self._answers.append((now, len(latencies)))
+        self._forget(now)
+
+    def ran(self, worker: str, passes: Sequence[tuple[int, int, float]]) -> None:
+        """Count a batch: ``(rows, padded rows, seconds)`` of each pass."""
+        counts = self.workers.setdefault(worker, WorkerCounts())
+        self.batches += 1
+        counts.batches += 1
+        for rows, padded, seconds in passes:
+            self.passes += 1
+            self.rows += rows
+            self.padded_rows += padded - rows
+            counts.passes += 1
+            counts.rows += rows
+            counts.seconds += seconds
+
+    def latency(self) -> LatencyPercentiles:
+        """Percentiles of the latest answers."""
+        if not self._recent:
+            return LatencyPercentiles()
+        ordered = sorted(self._recent)
+        last = len(ordered) - 1
+        return LatencyPercentiles(
+            p50=ordered[round(0.50 * last)],
+            p95=ordered[round(0.95 * last)],
+            p99=ordered[round(0.99 * last)],
+            mean=sum(ordered) / len(ordered),
+        )
+
+    def throughput(self, now: float) -> float:
+        """Answers per second over the last :data:`WINDOW` seconds."""
+        self._forget(now)
+        return sum(count for _, count in self._answers) / WINDOW
+
+    def _forget(self, now: float) -> None:
+        while self._answers and self._answers[0][0] < now - WINDOW:
+            self._answers.popleft()
