@@ -6,6 +6,7 @@ process of their own: ``pytest tests/npu``.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -54,6 +55,7 @@ def simulator():
 
 
 def start_over(knobs) -> None:
+    gc.collect()  # Tensors in reference cycles of the test before would be counted.
     for index in (0, 1):
         knobs.set_limit(index, 1 << 30)
         knobs.set_used_by_others(index, 0)
