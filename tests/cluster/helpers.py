@@ -1,0 +1,88 @@
+"""Models whose calls a test can watch and hold back, for clusters in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from distributed.utils_test import async_poll_for
+
+#: Generous: only a test that fails waits that long.
+PATIENCE = 30
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; the event loop goes on meanwhile."""
+    await async_poll_for(condition, PATIENCE)
+
+
+class Local:
+    """An object that is itself again after a pickle round trip in this process."""
+
+    _alive: WeakValueDictionary[int, Local] = WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[Callable[[int], Local], tuple[int]]:
+        self._alive[id(self)] = self
+        return _find, (id(self),)
+
+
+def _find(number: int) -> Local:
+    return Local._alive[number]
+
+
+class Probe(Local):
+    """A model that notes its calls and can be held back.
+
+    Parameters
+    ----------
+    function
+        What it computes; twice its input by default.
+    is_open
+        Whether calls run at once. Else each waits until :meth:`open`.
+
+    Attributes
+    ----------
+    calls
+        ``(args, kwargs)`` of each call that has begun, warm-up included.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any] | None = None, is_open: bool = True
+    ) -> None:
+        self._function = function or (lambda x: x * 2)
+        self._gate = threading.Event()
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        if is_open:
+            self.open()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        if not self._gate.wait(PATIENCE):
+            raise TimeoutError("the test never opened its probe")
+        return self._function(*args, **kwargs)
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of the first input of each call."""
+        return [len(args[0]) for args, _ in self.calls]
+
+    def open(self) -> None:
+        """Let all calls pass, those of the future too."""
+        self._gate.set()
+
+    def close(self) -> None:
+        """Hold back calls from now on."""
+        self._gate.clear()
+
+    async def entered(self, calls: int = 1) -> None:
+        """Wait until so many calls have begun."""
+        await until(lambda: len(self.calls) >= calls)
+
+
+def linear(inputs: int = 4, outputs: int = 3, seed: int = 0) -> torch.nn.Linear:
+    """A small network with the same weights every time."""
+    torch.manual_seed(seed)
+    return torch.nn.Linear(inputs, outputs)
