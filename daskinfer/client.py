@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
@@ -145,13 +144,14 @@ def deploy(
         raise ValueError("version must not be empty")
     if isinstance(model, Model):
         raise TypeError(f"{model!r} is a handle, deployed already")
-    artifacts = importlib.import_module("daskinfer.artifact")
+    from daskinfer.artifact import Artifact
+
     if factory is not None:
-        artifact = artifacts.from_factory(factory, dict(factory_kwargs or {}))
+        artifact = Artifact.from_factory(factory, factory_kwargs)
     elif path is not None:
-        artifact = artifacts.from_path(path)
+        artifact = Artifact.from_path(path)
     else:
-        artifact = artifacts.from_object(model)
+        artifact = Artifact.from_object(model)
     timeout = parse_timedelta(
         dask.config.get("daskinfer.deploy.wait-timeout")
         if wait_timeout is None

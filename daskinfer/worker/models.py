@@ -59,6 +59,8 @@ class ResidentModel:
         policy: Mapping[str, Any],
     ) -> ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
+        from daskinfer.artifact import is_module
+
         with device.active():
             function = artifact.build(device.torch_device)
         allowed = policy["allowed_batch_sizes"]
@@ -67,7 +69,7 @@ class ResidentModel:
             version,
             function,
             device,
-            artifact.is_module,
+            is_module(function),
             artifact.digest,
             resources,
             policy["max_batch_size"],
