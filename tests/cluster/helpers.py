@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -22,7 +22,7 @@ async def until(condition: Callable[[], bool]) -> None:
 class Local:
     """An object that is itself again after a pickle round trip in this process."""
 
-    _alive: WeakValueDictionary[int, Local] = WeakValueDictionary()
+    _alive: ClassVar[WeakValueDictionary[int, Local]] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Callable[[int], Local], tuple[int]]:
         self._alive[id(self)] = self
