@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dask.typing import Key
@@ -49,8 +49,6 @@ class Request:
         The batch it was sent with, while it is running.
     dispatched
         When that was sent.
-    waiting
-        Whether it stands in the queue.
     ended
         Whether it was answered, or has failed.
     error
@@ -71,11 +69,17 @@ class Request:
     attempts: int = 0
     batch: str | None = None
     dispatched: float = 0.0
-    waiting: bool = False
     ended: bool = False
     error: Exception | None = None
+    _entry: _Entry | None = field(default=None, repr=False)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it stands in the queue."""
+        return self._entry is not None
 
 
+#: A request's place in a lane's heap, abandoned once the request names another.
 _Entry: TypeAlias = tuple[tuple[float, int], int, Request]
 
 
@@ -111,25 +115,29 @@ class Lane:
     def push(self, request: Request) -> None:
         """Let a request wait here."""
         assert request.order is not None
-        request.waiting = True
         self.rows += request.rows
         self.count += 1
         # The same request may have an older, abandoned entry: never compare requests.
         self._pushes += 1
-        heapq.heappush(self._heap, (request.order, self._pushes, request))
+        request._entry = (request.order, self._pushes, request)
+        heapq.heappush(self._heap, request._entry)
 
     def remove(self, request: Request) -> None:
         """Let go of a request wherever it stands."""
-        request.waiting = False
+        request._entry = None
         self.rows -= request.rows
         self.count -= 1
 
     def head(self) -> Request | None:
         """The request that is served next."""
         heap = self._heap
-        while heap and not heap[0][2].waiting:
+        while heap and heap[0][2]._entry is not heap[0]:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
+
+    def requests(self) -> list[Request]:
+        """Everybody who waits here, in no particular order."""
+        return [entry[2] for entry in self._heap if entry[2]._entry is entry]
 
     def take(self, rows: int) -> list[Request]:
         """Remove requests from the front, as many as ``rows`` can hold.
@@ -245,12 +253,7 @@ class RequestQueue:
 
     def requests(self) -> list[Request]:
         """Everybody who waits, in no particular order."""
-        return [
-            request
-            for lane in self._lanes.values()
-            for request in dict.fromkeys(entry[2] for entry in lane._heap)
-            if request.waiting
-        ]
+        return [r for lane in self._lanes.values() for r in lane.requests()]
 
     def _settle(self, lane: Lane) -> None:
         if lane.count:
