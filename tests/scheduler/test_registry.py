@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+
+from daskinfer.exceptions import DeploymentExists, UnknownDeployment
+from daskinfer.policy import BatchPolicy
+from scheduler_plugins.registry import (
+    Deployment,
+    Registry,
+    ReplicaState,
+    Version,
+    WorkerFacts,
+)
+
+A, B = "tcp://a:1", "tcp://b:1"
+
+
+def worker(address=A, resources=None, devices=None, reasons=None):
+    return WorkerFacts(
+        address, devices or {"cpu": "cpu"}, reasons or {}, resources or {}
+    )
+
+
+def deployment(name="m", device="auto", resources=()):
+    return Deployment(name, BatchPolicy(), device, resources, "least-loaded", "1")
+
+
+def version(name="m"):
+    return Version(name, "1", "digest")
+
+
+def loaded(registry, address, name="m", digest="digest"):
+    return registry.loaded(name, "1", address, digest, "cpu", "cpu", 0.1)
+
+
+def test_a_deployment_is_loaded_on_every_worker_there_is():
+    registry = Registry()
+    for address in (A, B):
+        assert registry.join(worker(address)) == []
+    replicas = registry.add(deployment(), version())
+    assert [r.address for r in replicas] == [A, B]
+    assert {r.state for r in replicas} == {ReplicaState.LOADING}
+
+
+def test_a_worker_that_joins_loads_what_is_deployed():
+    registry = Registry()
+    assert registry.add(deployment("m"), version("m")) == []
+    assert registry.add(deployment("n"), version("n")) == []
+    assert [(v.name, r.address) for v, r in registry.join(worker())] == [
+        ("m", A),
+        ("n", A),
+    ]
+
+
+def test_a_name_is_taken_once_and_the_error_says_how_to_replace_it():
+    registry = Registry()
+    registry.add(deployment(), version())
+    with pytest.raises(DeploymentExists, match=r"'m'.*version '1'.*undeploy\(\)"):
+        registry.add(deployment(), version())
+    registry.remove("m")
+    registry.add(deployment(), version())
+
+
+def test_what_is_not_there_is_named_with_what_is():
+    registry = Registry()
+    with pytest.raises(UnknownDeployment, match="'m'; there is nothing"):
+        registry.deployment("m")
+    registry.add(deployment("n"), version("n"))
+    with pytest.raises(UnknownDeployment, match="'m'; there is 'n'"):
+        registry.remove("m")
+    with pytest.raises(UnknownDeployment, match="'n' has no version '2'; it has '1'"):
+        registry.version("n", "2")
+
+
+def test_a_replica_is_ready_once_it_has_loaded_the_right_digest():
+    registry = Registry()
+    registry.join(worker(A))
+    registry.join(worker(B))
+    made = version()
+    registry.add(deployment(), made)
+    assert loaded(registry, A)
+    assert not made.settled()
+    assert not loaded(registry, B, digest="other")
+    assert made.settled()
+    assert [r.address for r in made.ready()] == [A]
+    assert made.replicas[B].state is ReplicaState.FAILED
+    assert made.replicas[B].reason == "it loaded digest other, not digest"
+
+
+def test_reports_on_what_is_gone_are_ignored():
+    registry = Registry()
+    registry.join(worker())
+    made = version()
+    registry.add(deployment(), made)
+    registry.leave(A)
+    assert not loaded(registry, A)
+    registry.failed("m", "1", A, "late", None)
+    assert made.replicas == {}
+    registry.remove("m")
+    assert not loaded(registry, A)
+
+
+def test_a_version_that_nobody_has_tried_is_not_settled():
+    assert not version().settled()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "facts", "refusal"),
+    [
+        ({}, {}, None),
+        ({"device": "cpu"}, {}, None),
+        (
+            {"device": "npu"},
+            {"reasons": {"npu": "torch_npu is not installed"}},
+            "no npu device: torch_npu is not installed",
+        ),
+        ({"device": "cuda"}, {}, "no cuda device: it is not there"),
+        ({"resources": (("NPU", 1),)}, {"resources": {"NPU": 2}}, None),
+        ({"resources": (("NPU", 1),)}, {}, "it lacks NPU=1 (it has none)"),
+        (
+            {"resources": (("NPU", 2),)},
+            {"resources": {"NPU": 1, "MEMORY": 5e9}},
+            "it lacks NPU=2 (it has NPU=1, MEMORY=5e+09)",
+        ),
+    ],
+)
+def test_a_worker_is_refused_with_a_reason(wanted, facts, refusal):
+    assert deployment(**wanted).refusal(worker(**facts)) == refusal
+
+
+def test_a_worker_that_cannot_serve_gets_no_replica():
+    registry = Registry()
+    registry.join(worker(A))
+    registry.join(worker(B, resources={"NPU": 1}))
+    made = version()
+    registry.add(deployment(resources=(("NPU", 1),)), made)
+    assert list(made.replicas) == [B]
+
+
+def test_the_problem_is_told_worker_by_worker():
+    registry = Registry()
+    registry.add(deployment(resources=(("NPU", 1),)), version())
+    assert registry.problem("m") == "the cluster has no worker"
+    registry.join(worker(A))
+    registry.join(worker(B, resources={"NPU": 1}))
+    assert registry.problem("m") == (
+        f"no worker is ready: needs NPU=1; {A}: it lacks NPU=1 (it has none); "
+        f"{B}: loading"
+    )
+    registry.failed("m", "1", B, "no module named 'net'", None)
+    assert registry.problem("m").endswith(f"{B}: failed: no module named 'net'")
+    loaded(registry, B)
+    assert registry.problem("m") is None
+
+
+def test_a_worker_that_comes_back_loads_again():
+    registry = Registry()
+    registry.add(deployment(), version())
+    registry.join(worker())
+    loaded(registry, A)
+    registry.leave(A)
+    assert registry.problem("m") == "the cluster has no worker"
+    ((_, replica),) = registry.join(worker())
+    assert replica.state is ReplicaState.LOADING
+
+
+def test_representations_tell_what_is_there():
+    registry = Registry()
+    registry.join(worker())
+    wanted, made = deployment(), version()
+    registry.add(wanted, made)
+    assert repr(wanted) == "<Deployment 'm' versions: ['1']>"
+    assert repr(made) == "<Version 'm' '1' ready: 0>"
