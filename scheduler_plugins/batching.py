@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -229,7 +230,7 @@ class Batcher:
                 return Wait(min(now + spread, wake))
         if held:
             reason = "timeout"
-        elif rows >= rates.best_size:
+        elif waiting >= rates.best_size:
             reason = "full"
         else:
             reason = "idle" if device.idle else "prefetch"
@@ -245,15 +246,18 @@ class Batcher:
         """The devices that may take a batch now, and when the next one may."""
         link, sizer = self.link, self._sizer
         outbound = link.outbound
-        idle = [sizer.rates(device).single for device in devices if device.idle]
+        idle = sorted(sizer.rates(d).single for d in devices if not d.flights)
+        # Devices with the same rates are given the same size.
+        sizes: dict[Rates, tuple[int, bool, float]] = {}
         candidates, wake = [], math.inf
         for device in devices:
-            if len(device.flights) >= _IN_FLIGHT:
+            in_flight = len(device.flights)
+            if in_flight >= _IN_FLIGHT:
                 continue
             rates = sizer.rates(device)
             moving = transfer(device) if transfer else 0.0
             starts = now + outbound + moving
-            if device.flights:
+            if in_flight:
                 if not rates.measured:
                     continue
                 free = device.expected_free(now, link)
@@ -262,11 +266,15 @@ class Batcher:
                     wake = min(wake, leave)
                     continue
                 starts = max(starts, free)
-            slowest_peer = 1.5 * rates.single
-            peers = sum(single <= slowest_peer for single in idle)
-            rows, probe = sizer.rows(device, rates, waiting, peers, len(devices))
-            finishes = starts + rates.seconds(rows)
-            candidates.append(Candidate(device, rows, probe, starts, finishes, moving))
+            size = sizes.get(rates)
+            if size is None:
+                peers = bisect_right(idle, 1.5 * rates.single)
+                rows, probe = sizer.rows(device, rates, waiting, peers, len(devices))
+                size = sizes[rates] = rows, probe, rates.seconds(rows)
+            rows, probe, seconds = size
+            candidates.append(
+                Candidate(device, rows, probe, starts, starts + seconds, moving)
+            )
         return candidates, wake
 
     def _deep(self, device: DeviceLoad, rates: Rates, waiting: int) -> bool:
@@ -322,8 +330,9 @@ class Batcher:
 
         With u devices that could start now and the next one in r seconds, the total
         wait is least if the next batch starts
-        (r - waiting * u / arrival rate) / (u + 1) from now. Bounded by the next completion, and by the time of a batch: another
-        deployment's long batch, or one that hangs, is no reason to wait for it.
+        (r - waiting * u / arrival rate) / (u + 1) from now. Bounded by the next
+        completion, and by the time of a batch: another deployment's long batch, or
+        one that hangs, is no reason to wait for it.
         """
         arriving = self.arrivals.at(now)
         if arriving <= 0:

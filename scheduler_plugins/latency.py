@@ -10,6 +10,10 @@ from dataclasses import dataclass
 __all__ = ["Curve", "LatencyModel"]
 
 
+# Seconds; clocks are coarse, and a time of zero has no ratio to anything.
+_SHORTEST = 1e-6
+
+
 class Curve:
     """Seconds against rows: straight lines between points, never falling.
 
@@ -78,12 +82,16 @@ class _Bucket:
 
     rows: float
     seconds: float
+    #: What is offered as a size. The mean would creep down: sizes below it are sent
+    #: when few rows wait, those above it seem no better.
+    largest: int
     count: int = 1
     shown_rows: float = 0.0
     shown_seconds: float = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
         self.count += 1
+        self.largest = max(self.largest, rows)
         weight = max(1 / self.count, LatencyModel.SHAPE_WEIGHT)
         if self.count > 2:
             seconds = _clip(seconds, self.seconds, LatencyModel.LARGEST_STEP)
@@ -133,6 +141,7 @@ class LatencyModel:
     SHAPE_WEIGHT = 0.1
     SCALE_EXPONENT = 0.25
     LARGEST_STEP = 3.0
+    SURPRISE = 2.0
     UNKNOWN_SECONDS = 0.005
 
     def __init__(
@@ -146,7 +155,9 @@ class LatencyModel:
         self._curves: dict[str, Curve] = {}
         self._sizes: dict[str, list[int]] = {}
         self._ceilings: dict[str, int] = {}
+        self._exact_scales: dict[str, float] = {}
         self._scales: dict[str, float] = {}
+        self._last_ratios: dict[str, float] = {}
         self._called: dict[str, set[int]] = {}
         self._guess = Curve([1], [self.UNKNOWN_SECONDS])
 
@@ -170,6 +181,7 @@ class LatencyModel:
             Its execution time.
         """
         rows = self.padded(rows)
+        seconds = max(seconds, _SHORTEST)
         key = self._key(rows)
         table = self._tables.get(device_class)
         called = self._called.setdefault(device, set())
@@ -185,12 +197,12 @@ class LatencyModel:
         if table is None:
             table = self._tables[device_class] = {}
         bucket = table.get(key)
-        scale = self._scales.get(device, 1.0)
+        scale = self._exact_scales.get(device, 1.0)
         if bucket is not None and bucket.count >= 2:
             known = scale * self.curve(device_class).at(rows)
-            step = _clip(seconds, known, self.LARGEST_STEP) / known
-            scale *= step**self.SCALE_EXPONENT
-            self._scales[device] = scale
+            ratio = _clip(seconds, known, self.LARGEST_STEP) / known
+            scale *= ratio ** self._trust(device, ratio)
+            self._set_scale(device, scale)
         self._add(device_class, rows, seconds / scale)
 
     def seed(
@@ -205,14 +217,14 @@ class LatencyModel:
         timings : iterable of (int, float)
             Rows and seconds of runs that were not the first of their size.
         """
-        known = [(self.padded(rows), seconds) for rows, seconds in timings]
+        known = [(self.padded(rows), max(t, _SHORTEST)) for rows, t in timings]
         if not known:
             return
         if device_class in self._tables:
             curve = self.curve(device_class)
             ratios = sorted(seconds / curve.at(rows) for rows, seconds in known)
-            self._scales[device] = ratios[len(ratios) // 2]
-        scale = self._scales.get(device, 1.0)
+            self._set_scale(device, ratios[len(ratios) // 2])
+        scale = self._exact_scales.get(device, 1.0)
         called = self._called.setdefault(device, set())
         for rows, seconds in known:
             called.add(self._key(rows))
@@ -238,6 +250,8 @@ class LatencyModel:
 
     def forget(self, device: str) -> None:
         """Drop what is known of one device; its class keeps its table."""
+        self._exact_scales.pop(device, None)
+        self._last_ratios.pop(device, None)
         self._scales.pop(device, None)
         self._called.pop(device, None)
 
@@ -268,7 +282,10 @@ class LatencyModel:
         return curve
 
     def scale(self, device: str) -> float:
-        """How much slower (above 1) or faster a device is than its class."""
+        """How much slower (above 1) or faster a device is than its class.
+
+        In steps of 2 %, so that devices of about one speed can share what is derived.
+        """
         return self._scales.get(device, 1.0)
 
     def sizes(self, device_class: str) -> list[int]:
@@ -277,8 +294,8 @@ class LatencyModel:
         if sizes is None:
             ceiling = self.ceiling(device_class)
             table = self._tables.get(device_class, {})
-            measured = {max(round(bucket.rows), 1) for bucket in table.values()}
-            sizes = sorted(size for size in measured if size <= ceiling)
+            measured = sorted(bucket.largest for bucket in table.values())
+            sizes = [size for size in measured if size <= ceiling]
             self._sizes[device_class] = sizes
         return sizes
 
@@ -299,6 +316,11 @@ class LatencyModel:
         i = bisect_left(allowed, rows)
         return allowed[i] if i < len(allowed) else rows
 
+    def measurements(self, device_class: str, rows: int) -> int:
+        """How many batches of about this size have been measured."""
+        bucket = self._tables.get(device_class, {}).get(self._key(self.padded(rows)))
+        return bucket.count if bucket else 0
+
     def table(self, device_class: str) -> list[tuple[int, float, int]]:
         """Rows, seconds and number of measurements of each size, for a display."""
         return [
@@ -309,18 +331,39 @@ class LatencyModel:
     # -- inside
 
     def _key(self, rows: int) -> int:
-        # The upper edge of a bucket belongs to it: steps sit at powers of two.
-        return rows if self.allowed_batch_sizes else math.ceil(2 * math.log2(rows))
+        # Steps sit at powers of two: each has a bucket of its own, so that sizes below
+        # it do not blur it. Two more lie between it and the next.
+        if self.allowed_batch_sizes:
+            return rows
+        octave = rows.bit_length() - 1
+        if rows == 1 << octave:
+            return 3 * octave
+        return 3 * octave + (1 if rows * rows <= 2 << (2 * octave) else 2)
+
+    def _trust(self, device: str, ratio: float) -> float:
+        """How far the scale of a device follows one measurement, as an exponent."""
+        before = self._last_ratios.get(device, 1.0)
+        self._last_ratios[device] = ratio
+        # One surprise may be an outlier; two in a row, in one direction, are a change.
+        same_way = (
+            min(before, ratio) > self.SURPRISE or max(before, ratio) < 1 / self.SURPRISE
+        )
+        return 1.0 if same_way else self.SCALE_EXPONENT
+
+    def _set_scale(self, device: str, scale: float) -> None:
+        self._exact_scales[device] = scale
+        self._scales[device] = math.exp(round(50 * math.log(scale)) / 50)
 
     def _add(self, device_class: str, rows: int, seconds: float) -> None:
         table = self._tables[device_class]
         key = self._key(rows)
         bucket = table.get(key)
+        known = bucket.largest if bucket else 0
         if bucket is None:
-            bucket = table[key] = _Bucket(float(rows), seconds)
+            bucket = table[key] = _Bucket(rows, seconds, rows)
         else:
             bucket.add(rows, seconds)
-        if bucket.moved:
+        if bucket.moved or bucket.largest > known:
             self._curves.pop(device_class, None)
             self._sizes.pop(device_class, None)
             self.version += 1

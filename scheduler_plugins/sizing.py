@@ -19,6 +19,8 @@ _TOLERANCE = 0.05
 _BEST_TOLERANCE = 0.03
 # Rows that lengthen a batch by no more than this share ride along for free.
 _FREE_RIDE = 0.15
+# The same where a size is chosen already, and the rest of the queue might join it.
+_SAME = 0.02
 # Share of the device time that may be spent on sizes that may turn out worse.
 _BUDGET = 0.02
 _LARGEST_CREDIT = 2.0
@@ -108,7 +110,14 @@ class Rates:
             own = self.rate(rows)
         best = max(self._best[count - 1], own) if count else own
         index = bisect_left(self._best, (1 - _TOLERANCE) * best, 0, count)
-        return self.sizes[index] if index < count else rows
+        if index == count:
+            return rows
+        size = self.sizes[index]
+        return (
+            rows
+            if own and self.seconds(rows) <= (1 + _SAME) * self.seconds(size)
+            else size
+        )
 
     def __repr__(self) -> str:
         return (
@@ -142,7 +151,7 @@ class Sizer:
         self.link = link
         self._target = policy.target_latency
         self._target_holds = self._target is not None
-        self._cache: dict[tuple[str, int, bool], Rates] = {}
+        self._cache: dict[tuple[str, float, bool], Rates] = {}
         self._cached_for: tuple[int, float] = (-1, 0.0)
         self._probes: dict[str, _Probe] = {}
         self._credit = 0.0
@@ -150,29 +159,29 @@ class Sizer:
 
     def rates(self, device: DeviceLoad) -> Rates:
         """The rates of a device, under the target latency while that holds."""
-        scale = self.latency.scale(device.name)
-        return self._rates(device.device_class, scale, self._target_holds)
+        return self._rates(device, self._target_holds)
 
-    def _rates(self, device_class: str, scale: float, limited: bool) -> Rates:
+    def _rates(self, device: DeviceLoad, limited: bool) -> Rates:
+        scale = self.latency.scale(device.name)
+        return self._class_rates(device.device_class, scale, limited)
+
+    def _class_rates(self, device_class: str, scale: float, limited: bool) -> Rates:
         version, round_trip = self.latency.version, self.link.round_trip
         known_version, known_trip = self._cached_for
         if version != known_version or abs(round_trip - known_trip) > 0.1 * known_trip:
             self._cache.clear()
             self._cached_for = version, round_trip
-        # Devices whose speeds differ by less than 2 % share an entry.
-        step = 0 if scale == 1.0 else round(50 * math.log(scale))
-        key = device_class, step, limited
+        key = device_class, scale, limited
         rates = self._cache.get(key)
         if rates is None:
             limit = self._target if limited and self._target else math.inf
-            speed = math.exp(step / 50)
-            rates = Rates(self.latency, device_class, speed, round_trip, limit)
+            rates = Rates(self.latency, device_class, scale, round_trip, limit)
             self._cache[key] = rates
         return rates
 
     def best_size(self, device_class: str) -> int:
         """The size that is worth waiting for while the device is busy, in rows."""
-        return self._rates(device_class, 1.0, self._target_holds).best_size
+        return self._class_rates(device_class, 1.0, self._target_holds).best_size
 
     def weigh_target(self, waiting: int, devices: list[DeviceLoad]) -> None:
         """Let the target latency go, or take it back, by the length of the queue.
@@ -182,10 +191,7 @@ class Sizer:
         """
         if self._target is None:
             return
-        rate = sum(
-            self._rates(d.device_class, self.latency.scale(d.name), True).best_rate
-            for d in devices
-        )
+        rate = sum(self._rates(device, True).best_rate for device in devices)
         drain = waiting / rate
         self._target_holds = drain <= self._target * (
             1.0 if self._target_holds else 0.5
