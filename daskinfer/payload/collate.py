@@ -75,6 +75,8 @@ class _Joiner:
         first = values[0]
         if is_array(first):
             return self.arrays(values)
+        if keyword and not holds_arrays(first):
+            return first
         if isinstance(first, list) and not keyword and not holds_arrays(first):
             return self.lists(values)
         node = open_node(first)

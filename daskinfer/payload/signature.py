@@ -121,6 +121,10 @@ class _Survey:
         if isinstance(obj, list) and not keyword and not holds_arrays(obj):
             self.count(1 if self.batch_dim is None else len(obj))
             return "list"
+        if keyword and not isinstance(obj, (dict, list, tuple)):
+            # What a constant object holds beside its fields counts too.
+            if not holds_arrays(obj):
+                return _constant(obj)
         node = open_node(obj)
         if node is not None:
             return self.node(node, keyword)

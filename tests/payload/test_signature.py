@@ -104,6 +104,13 @@ def test_positional_scalars_are_constants_along_an_axis(value: Any) -> None:
     assert signature(TWO, value) != signature(TWO, "something else")
 
 
+def test_a_constant_object_counts_with_all_its_state() -> None:
+    one, other = Boxes(1, 2), Boxes(1, 2)
+    assert signature(ONE, config=one) == signature(ONE, config=other)
+    other.threshold = 0.5  # type: ignore[attr-defined]
+    assert signature(ONE, config=one) != signature(ONE, config=other)
+
+
 def test_a_lambda_is_compared_by_what_it_does() -> None:
     assert signature(ONE, k=lambda x: x + 1) != signature(ONE, k=lambda x: x + 2)
 

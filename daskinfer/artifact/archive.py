@@ -1,0 +1,115 @@
+"""Model files: what they hold, and how a worker makes a model of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+EXPORT = "torch.export"
+TORCHSCRIPT = "torchscript"
+
+#: Accepted file names; what the file holds decides how it is loaded.
+SUFFIXES = (".pt2", ".ts", ".pt", ".pth")
+
+
+def read_file(path: str | os.PathLike[str]) -> tuple[str, memoryview]:
+    """Read a model file.
+
+    Parameters
+    ----------
+    path
+        A torch.export archive (``.pt2``) or a TorchScript file (``.ts``, ``.pt``,
+        ``.pth``).
+
+    Returns
+    -------
+    format : str
+        :data:`EXPORT` or :data:`TORCHSCRIPT`.
+    content : memoryview
+        The whole file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it has another suffix, or holds a state dict or a pickled module, which
+        are no programs; the message says what to do instead.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"path must end in {', '.join(SUFFIXES)}, got {str(path)!r}; a model in "
+            "another format can be loaded by a function: deploy(factory='module:name')"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"no model file at {path.absolute()}")
+    content = np.fromfile(path, np.uint8).data
+    return _format(path, content), content
+
+
+def _format(path: Path, content: memoryview) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # Below the archive's own folder.
+            names = {name.partition("/")[2] for name in archive.namelist()}
+    except zipfile.BadZipFile:
+        names = set()
+    if "archive_format" in names or "serialized_exported_program.json" in names:
+        return EXPORT
+    if "constants.pkl" in names:
+        return TORCHSCRIPT
+    if "data.pkl" in names:
+        problem = "holds pickled data (a state dict or a module), not a program"
+    else:
+        problem = "is neither a torch.export archive nor a TorchScript file"
+    raise ValueError(
+        f"{path} {problem}. Load it in Python and deploy the module, as in "
+        "net.load_state_dict(torch.load(path)); deploy(client, net), or save the "
+        "module with torch.export.save"
+    )
+
+
+def load_export(content: memoryview, device: torch.device | None) -> Any:
+    """Make a module of a torch.export archive, on a device if one is given."""
+    import torch
+    from torch.export.passes import move_to_device_pass
+
+    program = torch.export.load(io.BytesIO(content))
+    if device is not None:
+        program = move_to_device_pass(program, device)
+    # It was exported in one mode and cannot change it.
+    return program.module()
+
+
+def load_torchscript(content: memoryview, device: torch.device | None) -> Any:
+    """Make a module of a TorchScript file, on a device if one is given."""
+    import torch
+
+    return torch.jit.load(io.BytesIO(content), map_location=device or "cpu").eval()
+
+
+def from_exported_program(program: Any) -> memoryview:
+    """Write a :class:`torch.export.ExportedProgram` as the file would be."""
+    import torch
+
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getbuffer()
+
+
+def from_script_module(module: Any) -> memoryview:
+    """Write a TorchScript module as the file would be."""
+    import torch
+
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getbuffer()

@@ -1,0 +1,358 @@
+"""The artifact: what is sent to a worker so that it has the model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed.protocol.serialize import (
+    Serialize,
+    Serialized,
+    deserialize,
+    to_serialize,
+)
+
+from daskinfer.artifact import archive
+from daskinfer.artifact.pickling import take_apart_or_explain
+from daskinfer.artifact.skeleton import put_together
+from daskinfer.exceptions import InferenceError
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "module"
+CALLABLE = "callable"
+FACTORY = "factory"
+
+
+class DamagedArtifact(InferenceError):
+    """What a worker received is not what was deployed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Artifact:
+    """A model in parts: how to build it, and its weights.
+
+    Made by :meth:`from_object`, :meth:`from_factory` and :meth:`from_path`; turned
+    into a model by :meth:`build`, usually elsewhere. Two artifacts are equal if
+    their digests are. Immutable, so that threads can share it.
+
+    Parameters
+    ----------
+    format
+        ``"module"``, ``"callable"``, ``"factory"``, ``"torch.export"`` or
+        ``"torchscript"``.
+    builder
+        The pickled skeleton of the object, or of the factory's name and arguments.
+        Empty for files.
+    weights
+        The memory of all tensors and large arrays as a safetensors blob, or the
+        content of a file. None if there is nothing.
+    label
+        What the model is called in messages.
+    digest
+        SHA-256 of format, builder and weights, in hexadecimal; computed if not
+        given. See the notes.
+
+    Notes
+    -----
+    Equal digests mean equal models. The reverse holds for modules and functions
+    that can be imported, if they were made in the same way. It does not hold across
+    processes for what lives in ``__main__`` or in a function's body, which
+    cloudpickle marks with random numbers, nor for objects that hold sets, whose
+    order changes from process to process.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> artifact = Artifact.from_object(net)
+    >>> artifact
+    <Artifact Linear: module, 1.00 kiB, ...>
+    >>> copy = artifact.build()
+    >>> bool((copy(torch.ones(1, 2)) == net(torch.ones(1, 2))).all())
+    True
+    """
+
+    format: str
+    builder: bytes
+    weights: memoryview | None
+    label: str
+    digest: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", self._compute_digest())
+
+    def __repr__(self) -> str:
+        from dask.utils import format_bytes
+
+        size = format_bytes(self.nbytes)
+        return f"<Artifact {self.label}: {self.format}, {size}, {self.digest[:12]}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Artifact) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel."""
+        return len(self.builder) + (0 if self.weights is None else self.weights.nbytes)
+
+    # --- making one ---------------------------------------------------------------
+
+    @classmethod
+    def from_object(cls, model: Any) -> Artifact:
+        """Take a module or any other callable apart.
+
+        Parameters
+        ----------
+        model
+            A :class:`torch.nn.Module`, a TorchScript module, a
+            :class:`torch.export.ExportedProgram`, or a callable on a batch: a
+            function, or an instance with ``__call__`` that may hold arrays and
+            modules. It stays as it is: mode, device, hooks.
+
+        Raises
+        ------
+        TypeError
+            If it is no callable, a class instead of an instance, or cannot be
+            pickled; then the message names the attribute and says what to do.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if isinstance(model, torch.export.ExportedProgram):
+                content = archive.from_exported_program(model)
+                return cls(archive.EXPORT, b"", content, "ExportedProgram")
+            if isinstance(model, torch.jit.ScriptModule):
+                content = archive.from_script_module(model)
+                return cls(archive.TORCHSCRIPT, b"", content, _label(model))
+        if isinstance(model, type):
+            raise TypeError(
+                f"cannot deploy the class {model.__name__} itself; pass an instance or "
+                f"factory='{model.__module__}:{model.__qualname__}' to make one on "
+                "each worker"
+            )
+        if not callable(model):
+            raise TypeError(
+                f"cannot deploy a {type(model).__name__}, which cannot be called; pass "
+                "a torch.nn.Module or a function on a batch"
+            )
+        builder, weights = take_apart_or_explain(model, _label(model))
+        return cls(
+            MODULE if is_module(model) else CALLABLE, builder, weights, _label(model)
+        )
+
+    @classmethod
+    def from_factory(
+        cls, factory: str, kwargs: Mapping[str, Any] | None = None
+    ) -> Artifact:
+        """Let each worker build the model itself.
+
+        Parameters
+        ----------
+        factory
+            ``"package.module:function"``, importable on the workers. It need not
+            be importable here.
+        kwargs
+            What the function is called with.
+
+        Raises
+        ------
+        TypeError
+            If ``factory`` is no string, or ``kwargs`` cannot be pickled.
+        ValueError
+            If ``factory`` is not of that form.
+
+        Examples
+        --------
+        >>> Artifact.from_factory("torch.nn:Linear", {"in_features": 2,
+        ...                                           "out_features": 1}).build()
+        Linear(in_features=2, out_features=1, bias=True)
+        """
+        if not isinstance(factory, str):
+            raise TypeError(
+                f"factory must be a string such as 'package.module:function', not "
+                f"{type(factory).__name__}; a module or callable is deployed as it is"
+            )
+        module, _, name = factory.partition(":")
+        parts = [*module.split("."), *name.split(".")]
+        if not all(part.isidentifier() for part in parts):
+            raise ValueError(
+                f"factory must look like 'package.module:function', got {factory!r}"
+            )
+        builder, weights = take_apart_or_explain((factory, dict(kwargs or {})), factory)
+        return cls(FACTORY, builder, weights, factory)
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Take a model file: torch.export (``.pt2``) or TorchScript (``.ts``, ``.pt``).
+
+        Parameters
+        ----------
+        path
+            The file, read here; workers need not see it.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ValueError
+            If it has another suffix, or holds no program (a state dict, a pickled
+            module); the message says what to do instead.
+        """
+        format, content = archive.read_file(path)
+        return cls(format, b"", content, os.path.basename(path))
+
+    # --- on the way -----------------------------------------------------------------
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the artifact as a message that Dask sends without copying weights."""
+        weights = None if self.weights is None else to_serialize(self.weights)
+        return {
+            "format": self.format,
+            "builder": to_serialize(self.builder),
+            "weights": weights,
+            "label": self.label,
+            "digest": self.digest,
+            "nbytes": self.nbytes,
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Artifact:
+        """Make an artifact of a message as it arrived, or as it was made."""
+        weights = _received(message["weights"])
+        return cls(
+            format=message["format"],
+            builder=bytes(_received(message["builder"])),
+            weights=None if weights is None else memoryview(weights).cast("B"),
+            label=message["label"],
+            digest=message["digest"],
+        )
+
+    # --- on the worker ----------------------------------------------------------------
+
+    def build(self, device: torch.device | str | None = None) -> Callable[..., Any]:
+        """Verify the parts and make the model.
+
+        Parameters
+        ----------
+        device
+            Where a module shall be. None: where it is when it is made, which is the
+            CPU except for factories.
+
+        Returns
+        -------
+        callable
+            A module is in evaluation mode, on the device. Any other callable is
+            left alone: what modules it holds, and where they are, is its own affair.
+            On the CPU it owns its memory, so the artifact can be dropped.
+
+        Raises
+        ------
+        DamagedArtifact
+            If the parts do not have the digest.
+        ValueError
+            If the module is quantised for the CPU and ``device`` is another.
+        TypeError
+            If the factory returns nothing that can be called.
+        Exception
+            Whatever building raises, such as ImportError.
+        """
+        found = self._compute_digest()
+        if found != self.digest:
+            raise DamagedArtifact(
+                f"{self.label} arrived damaged: its digest is {found[:12]}, not "
+                f"{self.digest[:12]}; deploy it again"
+            )
+        if self.format in (archive.EXPORT, archive.TORCHSCRIPT):
+            return self._build_file(device)
+        model = self._build_object(device)
+        return model if device is None else _place(model, device, self.label)
+
+    def _build_file(self, device: torch.device | str | None) -> Callable[..., Any]:
+        import torch
+
+        load = {
+            archive.EXPORT: archive.load_export,
+            archive.TORCHSCRIPT: archive.load_torchscript,
+        }[self.format]
+        content = memoryview(b"") if self.weights is None else self.weights
+        module = load(content, None if device is None else torch.device(device))
+        return module  # type: ignore[no-any-return]
+
+    def _build_object(self, device: torch.device | str | None) -> Callable[..., Any]:
+        # A module that moves to a device is copied by that.
+        moves = device is not None and not str(device).startswith("cpu")
+        own_memory = self.format != MODULE or not moves
+        made = put_together(self.builder, self.weights, own_memory=own_memory)
+        if self.format != FACTORY:
+            model = made
+        else:
+            factory, kwargs = made
+            model = _find(factory)(**kwargs)
+            if not callable(model):
+                raise TypeError(
+                    f"factory {factory} returned a {type(model).__name__}, which "
+                    "cannot be called; it must return a module or a callable"
+                )
+        return model.eval() if is_module(model) else model  # type: ignore[no-any-return]
+
+    def _compute_digest(self) -> str:
+        digest = hashlib.sha256()
+        for part in (self.format.encode(), self.builder, self.weights or b""):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def is_module(model: object) -> bool:
+    """Whether a model is a :class:`torch.nn.Module`: it takes tensors, not arrays."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _place(model: Any, device: torch.device | str, label: str) -> Callable[..., Any]:
+    import torch
+
+    if not is_module(model):
+        return model  # type: ignore[no-any-return]
+    device = torch.device(device)
+    quantised = [
+        name or type(part).__name__
+        for name, part in model.named_modules()
+        if type(part).__module__.startswith("torch.ao.nn.quantized")
+        and not name.endswith("_packed_params")
+    ]
+    if quantised and device.type != "cpu":
+        raise ValueError(
+            f"{label} holds quantised layers ({', '.join(quantised[:3])}), which run "
+            f"on the CPU only, not on {device}; deploy it with device='cpu'"
+        )
+    return model.to(device)  # type: ignore[no-any-return]
+
+
+def _find(factory: str) -> Callable[..., Any]:
+    module, _, name = factory.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _label(model: Any) -> str:
+    name = getattr(model, "original_name", None) or getattr(model, "__name__", None)
+    return name if isinstance(name, str) else type(model).__name__
+
+
+def _received(value: Any) -> Any:
+    if isinstance(value, Serialized):
+        return deserialize(value.header, value.frames)
+    return value.data if isinstance(value, Serialize) else value
