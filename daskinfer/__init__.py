@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import config as _config  # registers the defaults with Dask
+from daskinfer import transport as _transport
 from daskinfer.client import deploy, deployments, get, info
 from daskinfer.exceptions import (
     DeploymentExists,
@@ -48,7 +49,10 @@ __all__ = [
     "info",
 ]
 
-del _config
+# Results may be tensors that Dask's own serializer does not know.
+_transport.register()
+
+del _config, _transport
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from daskinfer.client import calls, current_client
 if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Client
+    from distributed.client import FutureState
 
 
 def gather(futures: Any, errors: str = "raise", client: Client | None = None) -> Any:
@@ -65,13 +66,9 @@ async def gather_now(client: Client, futures: list[Future[Any]]) -> list[Any]:
 async def _gather(
     client: Client, futures: Any, found: set[TaskRef], errors: str
 ) -> Any:
-    states = [f._state for f in cast("set[Future[Any]]", found) if f._state is not None]
-    waits = [state.wait() for state in states if state.status == "pending"]
-    if waits and errors == "skip":
-        await asyncio.gather(*waits, return_exceptions=True)
-    elif waits:
-        await _all_or_first_error(states)
-    finished = [f for f in cast("set[Future[Any]]", found) if f.status == "finished"]
+    wanted = cast("set[Future[Any]]", found)
+    await _wait([f._state for f in wanted if f._state is not None], errors)
+    finished = [future for future in wanted if future.status == "finished"]
     if len(finished) < len(found):
         # Dask raises, skips or waits again as its own gather documents.
         return await client._gather(futures, errors=errors)
@@ -84,13 +81,70 @@ async def _gather(
     return pack_data(unpacked, values)
 
 
-async def _all_or_first_error(states: list[Any]) -> None:
-    for state in states:
-        # In order: those behind are usually done by the time it is their turn.
-        if state.status == "pending":
-            await state.wait()
-        if state.status not in ("finished", "pending"):
-            return
+async def _wait(states: list[FutureState], errors: str) -> None:
+    """Wait until all are done, or one failed where that is to be raised."""
+    latch = _Latch(stop_at_error=errors == "raise")
+    waiters = [
+        asyncio.create_task(latch.follow(state))
+        for state in states
+        if state.status == "pending" and not latch.watch(state)
+    ]
+    try:
+        await latch.opened(states)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+
+
+class _Latch:
+    """Opens when the last of many futures has ended, or the first has failed.
+
+    Dask gives a future's state its event when somebody first waits for it. The
+    latch puts one there that reports, which spares a coroutine for each future.
+    """
+
+    def __init__(self, stop_at_error: bool) -> None:
+        self._stop_at_error = stop_at_error
+        self._pending: set[FutureState] = set()
+        self._open = asyncio.Event()
+
+    def watch(self, state: FutureState) -> bool:
+        """Wait for a state; False if somebody waits already, and it must be followed."""
+        self._pending.add(state)
+        if state._event is not None:
+            return False
+        state._event = _ReportingEvent(self, state)
+        return True
+
+    async def follow(self, state: FutureState) -> None:
+        await state.wait()
+        self.ended(state)
+
+    def ended(self, state: FutureState) -> None:
+        self._pending.discard(state)
+        failed = state.status in ("error", "cancelled")
+        if not self._pending or (failed and self._stop_at_error):
+            self._open.set()
+
+    async def opened(self, states: list[FutureState]) -> None:
+        for state in states:
+            if state.status != "pending":
+                self.ended(state)
+        if states:
+            await self._open.wait()
+
+
+class _ReportingEvent(asyncio.Event):
+    """The event of a future's state, which tells a latch when it is set."""
+
+    def __init__(self, latch: _Latch, state: FutureState) -> None:
+        super().__init__()
+        self._latch = latch
+        self._state = state
+
+    def set(self) -> None:
+        super().set()
+        self._latch.ended(self._state)
 
 
 async def _fetch(client: Client, keys: list[Key]) -> dict[Key, Any]:

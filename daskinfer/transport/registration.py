@@ -1,4 +1,4 @@
-"""Tensors in Dask's own serializer."""
+"""Tensors in Dask's own serializer, and their size in its accounts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ def register() -> None:
     and workers alike. It does not import torch: without torch in the process, the
     rule is put in place when the first tensor comes by. May be called again.
 
+    It also tells Dask how large a tensor is, which otherwise counts 80 bytes: a
+    worker would neither spill tensors nor pause because of them.
+
     Notes
     -----
-    Device tensors arrive on the CPU. A tensor keeps ``requires_grad`` and, if it is
-    a leaf, its gradient.
+    What Dask can carry itself goes in Dask's own form, and bfloat16 pickled, so a
+    process without this registration receives them too. Device tensors arrive on the CPU. A tensor keeps ``requires_grad``
+    and, if it is a leaf, its gradient.
 
     Examples
     --------
@@ -33,9 +37,10 @@ def register() -> None:
     >>> deserialize(*serialize({"y": torch.ones(2, dtype=torch.bfloat16)}))
     {'y': tensor([1., 1.], dtype=torch.bfloat16)}
     """
+    from dask.sizeof import sizeof
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
-    for dispatch in (dask_serialize, dask_deserialize):
+    for dispatch in (dask_serialize, dask_deserialize, sizeof):
         # Dask registers its own rule under these same names: whichever library is
         # met first, ours comes after it.
         for library in ("torch", "torchvision"):
@@ -46,19 +51,59 @@ def register() -> None:
 
 def _register_tensor() -> None:
     import torch
+    from dask.sizeof import sizeof
     from distributed.protocol import torch as _  # noqa: F401  (its rules first)
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
     dask_serialize.register(torch.Tensor, _serialize_tensor)
     dask_deserialize.register(torch.Tensor, _deserialize_tensor)
+    sizeof.register(torch.Tensor, _sizeof_tensor)
+
+
+def _sizeof_tensor(tensor: torch.Tensor) -> int:
+    """Return the bytes of host memory that a tensor takes."""
+    import torch
+
+    size = sys.getsizeof(tensor)
+    if not tensor.is_cpu:
+        return size
+    if tensor.layout is torch.sparse_coo:
+        # Each element and its position.
+        return size + tensor._nnz() * (tensor.element_size() + 8 * tensor.ndim)
+    return size + int(tensor.nbytes)
 
 
 def _serialize_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], list[Frame]]:
+    from distributed.protocol.torch import serialize_torch_Tensor
+
     grad = tensor.grad if tensor.is_leaf else None
+    on_host = tensor.device.type == "cpu"
+    if on_host and _has_array(tensor) and (grad is None or _has_array(grad)):
+        return serialize_torch_Tensor(tensor)  # type: ignore[no-any-return]
+    if on_host and grad is None and str(tensor.dtype) == "torch.bfloat16":
+        # Dask then takes pickle, which any process with torch can read.
+        raise NotImplementedError("NumPy has no bfloat16")
     return {}, dumps(tensor if grad is None else _WithGrad(tensor, grad))
 
 
+def _has_array(tensor: torch.Tensor) -> bool:
+    """Whether an array of the tensor says all there is to say about it."""
+    import torch
+
+    if type(tensor) is not torch.Tensor:
+        return False
+    try:
+        tensor.detach().numpy()
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def _deserialize_tensor(header: dict[str, Any], frames: list[Frame]) -> torch.Tensor:
+    if "sub-header" in header:
+        from distributed.protocol.torch import deserialize_torch_Tensor
+
+        return deserialize_torch_Tensor(header, frames)  # type: ignore[no-any-return]
     value = loads(frames)
     if isinstance(value, _WithGrad):
         value.tensor.grad = value.grad

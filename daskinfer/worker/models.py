@@ -61,6 +61,8 @@ class ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
 
+        from daskinfer.artifact import is_module
+
         with device.active():
             function = artifact.build(device.torch_device)
         allowed = policy["allowed_batch_sizes"]
