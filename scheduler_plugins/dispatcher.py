@@ -223,6 +223,8 @@ class Dispatcher:
             line.served = max(
                 line.served, min((o.served for o in self._busy()), default=0.0)
             )
+        # Without rows it still takes a pass; and a lane of no rows is never served.
+        request.rows = max(request.rows, 1)
         request.lane = self._lane(request)
         line.queue.push(request)
         line.batcher.arrived(request.rows, monotonic())
@@ -526,7 +528,7 @@ class Dispatcher:
             "version": batch.line.version,
             "worker": address,
             "device": message["device"],
-            "batch_size": batch.rows,
+            "batch_size": sum(p["rows"] for p in message["passes"]),
             "compute_seconds": message["ran"],
         }
 

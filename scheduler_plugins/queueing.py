@@ -30,7 +30,7 @@ class Request:
     name, pinned
         The deployment asked for, and the version if one was named.
     rows
-        What it adds to a batch; 1 where its inputs are futures.
+        What it adds to a batch, at least 1; 1 where its inputs are futures.
     signature
         What its inputs look like; None where they are futures.
     constraint
