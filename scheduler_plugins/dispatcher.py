@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.dispatcher")
 
-#: Lanes of one version looked at per decision. Younger ones get their turn when
-#: the older ones have left.
+#: Lanes of one version and constraint looked at per decision. Younger ones get
+#: their turn when the older ones have left.
 _LANES = 32
 #: Moving inputs pays for a lane of its own from this many seconds on.
 _COSTLY_TRANSFER = 0.002
@@ -75,6 +75,7 @@ class Line:
             policy, self.latency, resolve(deployment.placement), link
         )
         self.devices: dict[str, DeviceLoad] = {}
+        self.device_class = ""  # of the latest device
         self.served = 0.0
         self.in_flight = 0
         self.starved_since: float | None = None
@@ -192,6 +193,7 @@ class Dispatcher:
             device = DeviceLoad(address, device_class)
             self._devices[address, device_class] = device
         line.devices[address] = device
+        line.device_class = device_class
         line.latency.seed(address, device_class, timings)
         self.wake()
 
@@ -263,11 +265,10 @@ class Dispatcher:
         """Device time that the waiting requests need, over all devices."""
         total = 0.0
         for line in self._busy():
-            device = next(iter(line.devices.values()), None)
-            address, kind = (device.name, device.device_class) if device else ("", "")
+            kind = line.device_class
             best = line.batcher.best_size(kind)
-            per_row = line.latency.seconds(address, kind, best) / best
-            total += line.queue.rows * per_row
+            seconds = line.latency.curve(kind).at(best)
+            total += line.queue.rows * seconds / best
         return total
 
     # Deciding

@@ -157,6 +157,10 @@ class Lane:
         return taken
 
 
+#: A lane's place among those of its constraint.
+_Head: TypeAlias = tuple[tuple[float, int], int, Lane]
+
+
 class RequestQueue:
     """The waiting requests of one deployment version, in lanes.
 
@@ -186,8 +190,9 @@ class RequestQueue:
         self.count = 0
         self.rows = 0
         self._lanes: dict[Hashable, Lane] = {}
-        # (order of the head, push number, lane); entries of the past are skipped.
-        self._heads: list[tuple[tuple[float, int], int, Lane]] = []
+        # By constraint: order of the head, push number, lane. Entries of the past
+        # are skipped.
+        self._heads: dict[Hashable, list[_Head]] = {}
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -236,19 +241,34 @@ class RequestQueue:
                 self._settle(lane)
 
     def oldest(self, count: int) -> list[Lane]:
-        """The lanes with the oldest heads, at most ``count`` of them."""
-        found: list[Lane] = []
-        kept = []
-        while self._heads and len(found) < count:
-            entry = heapq.heappop(self._heads)
+        """The lanes with the oldest heads, oldest first.
+
+        At most ``count`` for each constraint: however many wait for what nobody can
+        give, they hide nobody else.
+        """
+        found = [
+            entry
+            for constraint in list(self._heads)
+            for entry in self._oldest_under(constraint, count)
+        ]
+        found.sort()
+        return [lane for _, _, lane in found]
+
+    def _oldest_under(self, constraint: Hashable, count: int) -> list[_Head]:
+        heads = self._heads[constraint]
+        found: list[_Head] = []
+        lanes: set[Lane] = set()
+        while heads and len(found) < count:
+            entry = heapq.heappop(heads)
             order, _, lane = entry
             head = lane.head()
-            if head is None or head.order != order or lane in found:
-                continue
-            found.append(lane)
-            kept.append(entry)
-        for entry in kept:
-            heapq.heappush(self._heads, entry)
+            if head is not None and head.order == order and lane not in lanes:
+                found.append(entry)
+                lanes.add(lane)
+        for entry in found:
+            heapq.heappush(heads, entry)
+        if not heads:
+            del self._heads[constraint]
         return found
 
     def requests(self) -> list[Request]:
@@ -265,4 +285,5 @@ class RequestQueue:
         head = lane.head()
         assert head is not None and head.order is not None
         self._sequence += 1
-        heapq.heappush(self._heads, (head.order, self._sequence, lane))
+        heads = self._heads.setdefault(head.constraint, [])
+        heapq.heappush(heads, (head.order, self._sequence, lane))

@@ -95,6 +95,23 @@ def test_lanes_are_named_by_their_oldest_request():
     assert [lane.key for lane in queue.oldest(9)] == ["y", "x", "z"]
 
 
+def test_requests_of_one_constraint_hide_none_of_another():
+    queue = RequestQueue(priority_age=1.0)
+    for i in range(10):
+        stuck = request(i, arrived=float(i), lane=f"stuck-{i}")
+        stuck.constraint = "nowhere"
+        queue.push(stuck)
+    queue.push(request("free", arrived=1.5, lane="free"))
+    assert [lane.key for lane in queue.oldest(3)] == [
+        "stuck-0",
+        "stuck-1",
+        "free",
+        "stuck-2",
+    ]
+    queue.take(queue.oldest(3)[2], 1)
+    assert {lane.head().constraint for lane in queue.oldest(3)} == {"nowhere"}
+
+
 def test_a_request_that_changes_its_lane_leaves_nothing_behind():
     """As one does whose worker died: from then on it runs alone."""
     queue = RequestQueue(priority_age=1.0)
