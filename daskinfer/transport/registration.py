@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.transport.frames import Frame, dumps, loads
+from daskinfer.transport.tensors import is_plain
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +26,13 @@ def register() -> None:
 
     Notes
     -----
-    What Dask can carry itself goes in Dask's own form, and bfloat16 pickled, so a
-    process without this registration receives them too. Device tensors arrive on the CPU. A tensor keeps ``requires_grad``
-    and, if it is a leaf, its gradient.
+    What leaves this process can be read by one without this registration: a tensor
+    that NumPy can hold goes in Dask's own form, and others pickled. Only what Dask
+    could not send at all goes in a form of daskinfer's: 8-bit floats, and tensors
+    on a device, and gradients, whose dtype NumPy lacks.
+
+    Device tensors arrive on the CPU. A tensor keeps ``requires_grad`` and, if it is
+    a leaf on the CPU, its gradient.
 
     Examples
     --------
@@ -76,27 +81,33 @@ def _sizeof_tensor(tensor: torch.Tensor) -> int:
 def _serialize_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], list[Frame]]:
     from distributed.protocol.torch import serialize_torch_Tensor
 
+    from_device = not (tensor.is_cpu or tensor.is_meta)
+    if from_device:
+        tensor = tensor.detach().cpu().requires_grad_(tensor.requires_grad)
     grad = tensor.grad if tensor.is_leaf else None
-    on_host = tensor.device.type == "cpu"
-    if on_host and _has_array(tensor) and (grad is None or _has_array(grad)):
+    if tensor.is_leaf and _has_array(tensor) and (grad is None or _has_array(grad)):
         return serialize_torch_Tensor(tensor)  # type: ignore[no-any-return]
-    if on_host and grad is None and str(tensor.dtype) == "torch.bfloat16":
-        # Dask then takes pickle, which any process with torch can read.
-        raise NotImplementedError("NumPy has no bfloat16")
+    if grad is None and not from_device and _can_pickle(tensor):
+        raise NotImplementedError("Dask then takes pickle")
     return {}, dumps(tensor if grad is None else _WithGrad(tensor, grad))
 
 
 def _has_array(tensor: torch.Tensor) -> bool:
-    """Whether an array of the tensor says all there is to say about it."""
-    import torch
-
-    if type(tensor) is not torch.Tensor:
+    """Whether a tensor is no more than an array that NumPy can hold as it is."""
+    if not is_plain(tensor):
         return False
     try:
         tensor.detach().numpy()
     except (RuntimeError, TypeError):
         return False
     return True
+
+
+def _can_pickle(tensor: torch.Tensor) -> bool:
+    """Whether torch itself can; it loses plain tensors of its rarer dtypes."""
+    import torch
+
+    return not is_plain(tensor) or tensor.dtype is torch.bfloat16 or _has_array(tensor)
 
 
 def _deserialize_tensor(header: dict[str, Any], frames: list[Frame]) -> torch.Tensor:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from dask.sizeof import sizeof
 from distributed import Client
-from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import deserialize_bytes, serialize_bytes
 from distributed.utils_test import gen_cluster
 
@@ -70,6 +69,14 @@ def test_a_leaf_keeps_its_gradient() -> None:
     assert arrived.requires_grad
     assert arrived.grad.tolist() == [3, 3]
     assert travel(leaf * 2).requires_grad
+
+
+def test_a_tensor_counts_with_its_bytes() -> None:
+    assert sizeof(torch.ones(1000)) == pytest.approx(4000, abs=200)
+    assert sizeof({"y": torch.ones(1000).bfloat16()}) == pytest.approx(2000, abs=500)
+    assert sizeof(torch.eye(1000).to_sparse()) == pytest.approx(20_000, abs=200)
+    assert sizeof(torch.ones(1000, device="meta")) < 200
+    assert sizeof(torch.nn.Parameter(torch.ones(1000))) == pytest.approx(4000, abs=200)
 
 
 def test_parameters_and_modules() -> None:
@@ -133,12 +140,25 @@ def test_registering_does_not_import_torch() -> None:
     )
 
 
-def test_headers_hold_nothing_that_a_scheduler_would_have_to_unpickle() -> None:
-    header, frames = serialize(torch.ones(2).bfloat16())
-    assert header["serializer"] == "dask"
-    assert all(isinstance(frame, bytes | memoryview) for frame in frames)
-    assert_same(deserialize(header, frames), torch.ones(2).bfloat16())
-    pickle.dumps(header)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "uint16"])
+def test_a_process_without_the_registration_reads_it_too(dtype: str) -> None:
+    tensor = torch.ones(3).to(getattr(torch, dtype))
+    sent = serialize_bytes({"y": tensor, "pair": (tensor,)}, on_error="raise")
+    run(
+        "import torch\n"
+        "from distributed.protocol.serialize import deserialize_bytes\n"
+        f"y = deserialize_bytes({sent!r})['y']\n"
+        f"assert y.dtype == torch.{dtype}\n"
+        "assert y.tolist() == [1, 1, 1]"
+    )
+
+
+def test_a_leaf_keeps_a_gradient_that_numpy_lacks() -> None:
+    leaf = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    (leaf * 3).sum().backward()
+    arrived = travel(leaf)
+    assert arrived.dtype == arrived.grad.dtype == torch.bfloat16
+    assert arrived.grad.tolist() == [3, 3]
 
 
 @gen_cluster(client=True)
