@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.latency import LatencyModel
@@ -25,6 +26,10 @@ _MARGIN = 0.001
 _SHORTEST_WAIT = 0.00025
 _LONGEST_WAIT_FOR_FASTER = 0.05
 _ARRIVAL_WINDOW = 0.2
+# A device that was found to be much slower than its class gets no work while others
+# keep up. After this many seconds it is given the least possible, to see.
+_RETRY_SLOW_AFTER = 30.0
+_MUCH_SLOWER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class Send:
     reason : str
         Why now, for logs and dashboards: ``"full"`` (the best size is waiting),
         ``"idle"`` (a device has nothing to do), ``"prefetch"`` (it soon will have
-        nothing), ``"timeout"`` (held long enough), ``"probe"`` or ``"alone"``.
+        nothing), ``"timeout"`` (held long enough), ``"probe"``, ``"alone"`` or
+        ``"retry"`` (a device that was slow may be so no more).
     """
 
     device: DeviceLoad
@@ -154,6 +160,8 @@ class Batcher:
         self.link = link
         self.arrivals = ArrivalRate()
         self._sizer = Sizer(policy, latency, link)
+        self._last_sent: WeakKeyDictionary[DeviceLoad, float] = WeakKeyDictionary()
+        self._retry_at = 0.0
 
     def arrived(self, rows: int, now: float) -> None:
         """Note that `rows` were queued."""
@@ -208,6 +216,12 @@ class Batcher:
             usable = [device for device in usable if device.idle]
         if not usable:
             return Wait(None)
+        if now >= self._retry_at and not alone:
+            self._retry_at = now + 1.0
+            slow = self._slow_for_long(now, usable)
+            if slow is not None:
+                rows = min(self.policy.min_batch_size, waiting)
+                return Send(slow, rows, False, "retry")
         self._sizer.weigh_target(waiting, usable)
         candidates, wake = self._candidates(now, waiting, usable, transfer)
         if not candidates:
@@ -235,6 +249,17 @@ class Batcher:
         else:
             reason = "idle" if device.idle else "prefetch"
         return Send(device, rows, False, reason)
+
+    def _slow_for_long(
+        self, now: float, devices: list[DeviceLoad]
+    ) -> DeviceLoad | None:
+        """An idle device that was too slow when it was last used, long ago."""
+        for device in devices:
+            if device.flights or self.latency.scale(device.name) < _MUCH_SLOWER:
+                continue
+            if now - self._last_sent.setdefault(device, now) > _RETRY_SLOW_AFTER:
+                return device
+        return None
 
     def _candidates(
         self,
@@ -378,6 +403,7 @@ class Batcher:
         self._sizer.sent(batch_id, device, rows, send.probe)
         predict = partial(self.latency.seconds, device.name, device.device_class, rows)
         alone = send.reason == "alone"
+        self._last_sent[device] = now
         device.send(Flight(batch_id, rows, now, predict, alone))
 
     def completed(
