@@ -1,0 +1,324 @@
+"""Every way to call a deployed model, but for Dask's collections."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, get_worker
+from distributed.utils_test import gen_cluster, inc
+
+import daskinfer
+from daskinfer import BatchPolicy, OutputMismatch
+from tests.cluster.helpers import PATIENCE, Local, Probe
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+X = np.arange(6.0).reshape(3, 2)
+
+
+async def by_submit(client: Client, model: Any) -> Any:
+    return await client.submit(model, X)
+
+
+async def by_map(client: Client, model: Any) -> Any:
+    futures = client.map(model, [X[:1], X[1:]])
+    return np.concatenate(await client.gather(futures))
+
+
+async def by_delayed(client: Client, model: Any) -> Any:
+    return await client.compute(dask.delayed(model)(X))
+
+
+async def by_fast_submit(client: Client, model: Any) -> Any:
+    return await model.submit(X)
+
+
+async def by_fast_map(client: Client, model: Any) -> Any:
+    return np.concatenate(await daskinfer.gather(model.map([X[:1], X[1:]])))
+
+
+async def by_options(client: Client, model: Any) -> Any:
+    return await model.options(priority=3, retries=1).submit(X)
+
+
+async def by_options_map(client: Client, model: Any) -> Any:
+    futures = model.options(priority=3).map([X[:1], X[1:]])
+    return np.concatenate(await client.gather(futures))
+
+
+async def by_call(client: Client, model: Any) -> Any:
+    return await model(X)
+
+
+async def by_call_with_options(client: Client, model: Any) -> Any:
+    return await model.options(priority=3)(X)
+
+
+async def by_a_task(client: Client, model: Any) -> Any:
+    return await client.submit(lambda m: m(X), model)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        by_submit,
+        by_map,
+        by_delayed,
+        by_fast_submit,
+        by_fast_map,
+        by_options,
+        by_options_map,
+        by_call,
+        by_call_with_options,
+        by_a_task,
+    ],
+)
+@gen_cluster(client=True)
+async def test_asynchronous(
+    client: Client, scheduler: Any, a: Any, b: Any, call: Any
+) -> None:
+    probe = Probe()
+    model = await daskinfer.deploy(client, probe)
+    np.testing.assert_array_equal(await call(client, model), X * 2)
+    assert sum(probe.rows) == 3
+    assert (await model.status()).successes in (1, 2)
+
+
+@gen_cluster(client=True, nthreads=[("", 1), ("", 1)])
+async def test_inside_tasks_that_take_all_threads(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, double)
+    barrier = Barrier(parties=2)
+
+    def task(model: Any, i: int, barrier: Barrier) -> Any:
+        barrier.wait()  # every thread of the cluster is in such a task
+        return model(X + i)
+
+    futures = client.map(task, [model] * 2, range(2), barrier=barrier, pure=False)
+    for i, answer in enumerate(await client.gather(futures)):
+        np.testing.assert_array_equal(answer, (X + i) * 2)
+
+
+class Barrier(Local):
+    """A barrier that tasks in this process share."""
+
+    def __init__(self, parties: int) -> None:
+        self._barrier = threading.Barrier(parties, timeout=PATIENCE)
+
+    def wait(self) -> None:
+        self._barrier.wait()
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_recursive_tasks(client: Client, scheduler: Any, worker: Any) -> None:
+    model = await daskinfer.deploy(client, double)
+    outer = await daskinfer.deploy(client, lambda x: x + 1, name="outer")
+
+    def task(model: Any, outer: Any) -> Any:
+        future = model.submit(X)
+        return outer(future.result())
+
+    answer = await client.submit(task, model, outer)
+    np.testing.assert_array_equal(answer, X * 2 + 1)
+
+
+@gen_cluster(client=True)
+async def test_inputs_that_are_futures(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, double)
+    (scattered,) = await client.scatter([X])
+    made = client.submit(inc, X)
+    chained = model.submit(model.submit(made))
+    np.testing.assert_array_equal(await model.submit(scattered), X * 2)
+    np.testing.assert_array_equal(await client.submit(model, scattered), X * 2)
+    np.testing.assert_array_equal(await chained, (X + 1) * 4)
+    again = client.submit(inc, client.submit(model, model.submit(scattered)))
+    np.testing.assert_array_equal(await again, X * 4 + 1)
+
+
+@gen_cluster(client=True)
+async def test_futures_inside_containers_and_keywords(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    def add(pair: dict[str, Any], *, bias: Any) -> Any:
+        return pair["x"] + pair["ys"][0] + bias
+
+    model = await daskinfer.deploy(client, add)
+    x, y, bias = (client.submit(inc, X + i, pure=False) for i in range(3))
+    for call in (model.submit, lambda *a, **k: client.submit(model, *a, **k)):
+        answer = await call({"x": x, "ys": (y,)}, bias=bias)
+        np.testing.assert_array_equal(answer, X * 3 + 6)
+
+
+@gen_cluster(client=True)
+async def test_inputs_that_are_keys_of_tasks(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    """A text that equals the key of a task is a text."""
+    model = await daskinfer.deploy(
+        client, lambda texts: [t.upper() for t in texts], name="upper"
+    )
+    future = client.submit(inc, 1, key="a-key")
+    await future
+    assert await model.submit(["a-key"]) == ["A-KEY"]
+    assert await client.submit(model, ["a-key"]) == ["A-KEY"]
+
+
+@gen_cluster(client=True)
+async def test_input_that_failed(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, double)
+    failed = client.submit(lambda: 1 / 0)
+    for future in (model.submit(failed), client.submit(model, failed)):
+        with pytest.raises(ZeroDivisionError):
+            await future
+    await client.gather([failed], errors="skip")
+    with pytest.raises(ZeroDivisionError):
+        await model.submit(failed)
+    assert (await model.submit(X) == X * 2).all()
+
+
+@gen_cluster(client=True)
+async def test_current_worker_inside_a_model(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(
+        client, lambda xs: [get_worker().address] * len(xs), name="where"
+    )
+    future = model.submit(["x"])
+    assert await future == [(await daskinfer.info(future)).worker]
+
+
+class Unmeasurable:
+    """A constant that cannot be compared, as pickling it fails."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickle of me")
+
+
+class Deteriorating:
+    """A constant that can be pickled once."""
+
+    def __reduce__(self) -> Any:
+        return Unmeasurable, ()
+
+
+class Unloadable:
+    """An input that cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise RuntimeError("not on a worker")
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_user_code_that_fails_while_a_request_is_sized(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    probe = Probe(lambda x, **_: x * 2, is_open=False)
+    model = await daskinfer.deploy(client, probe)
+    with pytest.raises(RuntimeError, match="no pickle of me"):
+        model.submit(X, option=Unmeasurable())
+    first = model.submit(X)
+    await probe.entered()
+    # The bad one is between two others, and in one message with them.
+    good = model.submit(X)
+    bad = model.submit(X, option=[Unloadable()])
+    also_good = model.submit(X)
+    probe.open()
+    with pytest.raises(RuntimeError, match="not on a worker"):
+        await bad
+    for future in (first, good, also_good):
+        np.testing.assert_array_equal(await future, X * 2)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_user_code_that_fails_while_a_graph_is_sized(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    model = await daskinfer.deploy(client, lambda x, option=None: x * 2, name="double")
+    bad = client.submit(model, X, option=Deteriorating())
+    good = client.submit(model, X)
+    with pytest.raises(RuntimeError, match="no pickle of me"):
+        await bad
+    np.testing.assert_array_equal(await good, X * 2)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_user_code_that_fails_in_the_model(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    def fail_on_negative(x: Any) -> Any:
+        if (x < 0).any():
+            raise ArithmeticError("negative")
+        return x
+
+    model = await daskinfer.deploy(client, fail_on_negative)
+    with pytest.raises(ArithmeticError, match="negative"):
+        await model.submit(-X)
+    assert (await model.submit(X) == X).all()
+
+
+@pytest.mark.parametrize("by", [-1, 1], ids=["too few", "too many"])
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_number_of_outputs(
+    client: Client, scheduler: Any, worker: Any, by: int
+) -> None:
+    def count(xs: list[str]) -> list[int]:
+        answers = [len(x) for x in xs]
+        if "bad" not in xs:
+            return answers
+        return answers[:by] if by < 0 else [*answers, 0]
+
+    model = await daskinfer.deploy(
+        client,
+        count,
+        batching=BatchPolicy(
+            batch_dim=None, min_batch_size=3, max_batch_size=3, max_wait="50ms"
+        ),
+    )
+    for future in model.map(["one", "bad", "three"]):
+        with pytest.raises(OutputMismatch, match=r"output is a list of [24] entries"):
+            await future
+    assert await model.submit("fine") == 4
+
+
+@gen_cluster(client=True)
+async def test_many_requests_in_order(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, double)
+    inputs = [np.full((1, 2), i) for i in range(500)]
+    answers = await client.gather(model.map(inputs))
+    assert [int(answer[0, 0]) for answer in answers] == [2 * i for i in range(500)]
+    status = await model.status()
+    assert status.successes == 500
+    assert status.batches < 500
+
+
+@gen_cluster(client=True)
+async def test_large_inputs_and_outputs(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, double)
+    x = np.random.default_rng(0).normal(size=(10, 100_000))
+    answers = await asyncio.gather(
+        model.submit(x), client.submit(model, x), model.submit(model.submit(x))
+    )
+    np.testing.assert_array_equal(answers[0], x * 2)
+    np.testing.assert_array_equal(answers[1], x * 2)
+    np.testing.assert_array_equal(answers[2], x * 4)
