@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import torch
 from distributed.utils_test import async_poll_for
@@ -22,15 +21,16 @@ async def until(condition: Callable[[], bool]) -> None:
 class Local:
     """An object that is itself again after a pickle round trip in this process."""
 
-    _alive: ClassVar[WeakValueDictionary[int, Local]] = WeakValueDictionary()
+    # For good: a worker that joins late may load one that nobody else holds.
+    _known: ClassVar[dict[int, Local]] = {}
 
     def __reduce__(self) -> tuple[Callable[[int], Local], tuple[int]]:
-        self._alive[id(self)] = self
+        self._known[id(self)] = self
         return _find, (id(self),)
 
 
 def _find(number: int) -> Local:
-    return Local._alive[number]
+    return Local._known[number]
 
 
 class Probe(Local):
