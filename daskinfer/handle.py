@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dask.typing import Key
     from distributed import Client, Future
 
     from daskinfer.status import DeploymentStatus
@@ -53,6 +54,47 @@ class CallOptions:
         if self.allow_other_workers and self.workers is None:
             raise ValueError("allow_other_workers needs workers=")
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        workers: str | Iterable[str] | None = None,
+        resources: Mapping[str, float] | None = None,
+        **others: Any,
+    ) -> CallOptions:
+        """Make options of what Dask takes: one worker or many, a dict of resources.
+
+        >>> CallOptions.of(workers="tcp://10.0.0.1:1", priority=2).workers
+        ('tcp://10.0.0.1:1',)
+        """
+        names = [workers] if isinstance(workers, str) else workers
+        return cls(
+            workers=None if names is None else tuple(names),
+            resources=None if resources is None else tuple(sorted(resources.items())),
+            **others,
+        )
+
+    def within(self, annotations: Mapping[str, Any], key: Key) -> CallOptions:
+        """These options, completed by what :func:`dask.annotate` has set around them.
+
+        As in Dask, an option that was given goes before an annotation, and an
+        annotation may be a function of the key.
+        """
+        wanted = {
+            name: value(key) if callable(value) else value
+            for name, value in annotations.items()
+            if name in _ANNOTATIONS
+        }
+        for name in _ANNOTATIONS:
+            given = getattr(self, name)
+            if given != getattr(NO_OPTIONS, name):
+                wanted[name] = dict(given) if name == "resources" else given
+        if wanted.get("workers") is None:
+            wanted.pop("allow_other_workers", None)
+        return CallOptions.of(key=self.key, **wanted)
+
+
+_ANNOTATIONS = ("priority", "retries", "workers", "allow_other_workers", "resources")
 
 NO_OPTIONS = CallOptions()
 
@@ -204,19 +246,13 @@ class Model:
         """
         return BoundModel(
             self,
-            CallOptions(
+            CallOptions.of(
                 key=key,
                 priority=priority,
                 retries=retries,
-                workers=(workers,)
-                if isinstance(workers, str)
-                else None
-                if workers is None
-                else tuple(workers),
+                workers=workers,
                 allow_other_workers=allow_other_workers,
-                resources=None
-                if resources is None
-                else tuple(sorted(resources.items())),
+                resources=resources,
             ),
         )
 

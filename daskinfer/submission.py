@@ -15,6 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import TaskRef
+from dask.base import get_annotations
 from distributed import Future
 from distributed.protocol.serialize import to_serialize
 from distributed.utils_comm import pack_data, unpack_remotedata
@@ -87,6 +88,9 @@ class Submitter:
         key: Key = options.key or (
             f"{model.__name__}-{self._token}{next(self._count):012x}"
         )
+        annotations = get_annotations()
+        if annotations:
+            options = options.within(annotations, key)
         args, kwargs, dependencies = _extract_futures(args, kwargs)
         if dependencies:
             signature, rows = None, 1

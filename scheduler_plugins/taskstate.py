@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed.core import Status
 
+from daskinfer.exceptions import NotServable
 from daskinfer.failure import dump_failure
 from daskinfer.handle import Model
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler, TaskState
 
     from daskinfer import protocol
 
@@ -245,7 +246,7 @@ class TaskStates:
 
         Raises
         ------
-        TypeError
+        NotServable
             If the task asks to be an actor: a request has no state to keep.
         """
         ts = self.scheduler.tasks[key]
@@ -263,7 +264,7 @@ class TaskStates:
         ts.resource_restrictions = None
         ts.actor = False
         if is_actor:
-            raise TypeError("a deployed model cannot be an actor")
+            raise NotServable("a deployed model cannot be an actor: leave out actor=")
         return asked
 
     def resolve_workers(
@@ -567,7 +568,9 @@ class TaskStates:
 
     # What Dask would do with parked tasks, and should not
 
-    def guard(self, is_request: Callable[[Key], bool], wanted: Callable[[], int]) -> None:
+    def guard(
+        self, is_request: Callable[[Key], bool], wanted: Callable[[], int]
+    ) -> None:
         """Keep Dask's time-outs and autoscaling from misreading parked requests.
 
         Parameters
