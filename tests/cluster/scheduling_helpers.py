@@ -1,0 +1,78 @@
+"""Looking into the engine of a cluster in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from distributed import Client, Scheduler, Worker
+
+import daskinfer
+from daskinfer import BatchPolicy, Model
+from scheduler_plugins import InferencePlugin
+from tests.cluster.helpers import until
+
+#: One request of one row.
+ONE = np.ones((1, 1))
+
+
+def engine(scheduler: Scheduler) -> InferencePlugin:
+    """The plugin that serves a scheduler."""
+    plugin: InferencePlugin = scheduler.plugins["daskinfer"]  # type: ignore[assignment]
+    return plugin
+
+
+async def deploy(client: Client, model: Any, name: str = "m", **kwargs: Any) -> Model:
+    """Deploy a model under a short name; keywords of the policy go to the policy."""
+    policy = {
+        key: kwargs.pop(key)
+        for key in BatchPolicy.__dataclass_fields__
+        if key in kwargs
+    }
+    return await daskinfer.deploy(
+        client, model, name=name, batching=BatchPolicy(**policy), **kwargs
+    )
+
+
+def waiting(scheduler: Scheduler, name: str = "m") -> int:
+    """How many requests of a deployment stand in the queue."""
+    return len(engine(scheduler).dispatcher.lines[name, "1"].queue)
+
+
+async def queued(scheduler: Scheduler, count: int, name: str = "m") -> None:
+    """Wait until so many requests of a deployment stand in the queue."""
+    await until(lambda: waiting(scheduler, name) == count)
+
+
+async def nothing_is_left(scheduler: Scheduler, *workers: Worker) -> None:
+    """Wait until scheduler, workers and engine have forgotten every request."""
+    plugin = engine(scheduler)
+    dispatcher = plugin.dispatcher
+
+    def remains() -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "tasks": scheduler.tasks,
+            "groups": scheduler.task_groups,
+            "unrunnable": scheduler.unrunnable,
+            "requests": plugin.requests,
+            "doomed": plugin._doomed,
+            "batches": dispatcher.batches,
+            "unwanted": dispatcher._unwanted,
+            "queued": [line for line in dispatcher.lines.values() if len(line.queue)],
+            "in flight": [line for line in dispatcher.lines.values() if line.in_flight],
+            "flights": [d for d in dispatcher._devices.values() if d.flights],
+        }
+        for ws in scheduler.workers.values():
+            found[f"processing on {ws.address}"] = ws.processing
+            found[f"long-running on {ws.address}"] = ws.long_running
+        for worker in workers:
+            runtime: Any = worker.plugins["daskinfer-runtime"]
+            found[f"data of {worker.address}"] = dict(worker.data)
+            found[f"tasks of {worker.address}"] = worker.state.tasks
+            found[f"jobs of {worker.address}"] = runtime.jobs
+        return {what: left for what, left in found.items() if left}
+
+    try:
+        await until(lambda: not remains())
+    except TimeoutError:
+        raise AssertionError(f"there remain {remains()}") from None
