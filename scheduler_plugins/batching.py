@@ -355,9 +355,9 @@ class Batcher:
 
         With u devices that could start now and the next one in r seconds, the total
         wait is least if the next batch starts
-        (r - waiting * u / arrival rate) / (u + 1) from now. Bounded by the next
-        completion, and by the time of a batch: another deployment's long batch, or
-        one that hangs, is no reason to wait for it.
+        (r - waiting * u / arrival rate) / (u + 1) from now. What is further away than
+        one batch takes (another deployment's long batch, or one that hangs) is no
+        reason to wait.
         """
         arriving = self.arrivals.at(now)
         if arriving <= 0:
@@ -377,7 +377,8 @@ class Batcher:
         if next_start == math.inf:
             return 0.0
         startable = max(startable, 1)
-        next_start = min(next_start, rates.best_seconds + self.link.round_trip)
+        if next_start > rates.best_seconds + self.link.round_trip:
+            return 0.0
         return (next_start - waiting * startable / arriving) / (startable + 1)
 
     # -- what became of the decisions
