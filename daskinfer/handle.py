@@ -182,17 +182,32 @@ class Model:
 
         return current_client(self._client)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, computing_meta: bool = False, **kwargs: Any) -> Any:
         """Run the model on one input and wait for the result.
 
         Works in the script, and inside a task on any worker: the request needs no
         task slot, so a task that waits for it cannot deadlock.
 
+        Parameters
+        ----------
+        *args, **kwargs
+            What the model is called with.
+        computing_meta
+            Set by :mod:`dask.array` when it asks with empty arrays what kind of
+            array comes back, which cannot wait for an answer on the event loop.
+
         Returns
         -------
         The model's output on the CPU; with an asynchronous client something to
         await that gives it.
+
+        Raises
+        ------
+        RuntimeError
+            ``computing_meta`` on the event loop; Dask then goes by ``dtype=`` alone.
         """
+        if computing_meta and self.client.asynchronous:
+            raise RuntimeError("an asynchronous client cannot wait here; pass meta=")
         future = self.submit(*args, **kwargs)
         if future.client.asynchronous:
             return future
