@@ -49,6 +49,8 @@ def predict(model: Model, data: Any, **kwargs: Any) -> Any:
     ------
     TypeError
         If ``data`` is no array.
+    ValueError
+        If there is no sample and the deployment stacks samples.
     Exception
         What the model raised on a piece; the pieces not begun are cancelled.
     """
@@ -70,6 +72,11 @@ async def _predict(
     axis, workers = model.batch_dim or 0, max(about["workers_ready"], 1)
     stacked = model.batch_dim is None
     rows = data.shape[axis]
+    if stacked and not rows:
+        raise ValueError(
+            f"{model!r} stacks single samples (batch_dim=None), and there is none; "
+            "what it answers to none is not known"
+        )
     piece = 1 if stacked else _piece_rows(data, axis, workers, about["max_batch_size"])
     window = config.integer("predict.in-flight") * workers
     if stacked:
