@@ -48,13 +48,36 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_back(target: torch.Tensor, computed: torch.Tensor) -> None:
+    computed = computed.to(target.dtype).expand(target.shape)
     if target.is_contiguous():
-        target.copy_(computed.contiguous())
+        plain_copy(target, computed.contiguous())
         return
     flat = whole_storage(target)
     host = flat.cpu()
     strided_like(host, target).copy_(computed)
-    flat.copy_(host)
+    plain_copy(flat, host)
+
+
+original_copy = torch.library.get_kernel("aten::copy_", "PrivateUse1")
+npu_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+
+
+def plain_copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Let torch_npu copy what needs no kernel: equal shapes and types, contiguous."""
+    original_copy.call_boxed(npu_keys, target, source, False)
+
+
+def copy_(
+    self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    same = self.shape == source.shape and self.dtype == source.dtype
+    if same and self.is_contiguous() and source.is_contiguous():
+        original_copy.call_boxed(npu_keys, self, source, non_blocking)
+    elif on_npu(self):
+        write_back(self, to_host(source) if on_npu(source) else source)
+    else:
+        self.copy_(to_host(source))
+    return self
 
 
 def computed_on_cpu(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -138,6 +161,7 @@ def install() -> torch.library.Library:
         if op is not None:  # Some of torch_npu's own are not published to Python.
             replace(op, computed_on_cpu(op))
     replace("convolution_overrideable", convolution)
+    replace("copy_", copy_)
     replace("clone", clone)
     replace("contiguous", contiguous)
     return library
