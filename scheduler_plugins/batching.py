@@ -10,22 +10,14 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from daskinfer.policy import BatchPolicy
+from scheduler_plugins.holding import ArrivalRate, Holding
 from scheduler_plugins.latency import LatencyModel
-from scheduler_plugins.load import DeviceLoad, Flight, Link
+from scheduler_plugins.load import IN_FLIGHT, MARGIN, DeviceLoad, Flight, Link
 from scheduler_plugins.placement import Candidate, Placement
 from scheduler_plugins.sizing import Rates, Sizer
 
 __all__ = ["Batcher", "Send", "Wait"]
 
-# One batch runs while the next is on its way; more would only make batches small.
-_IN_FLIGHT = 2
-# The next batch should be there this many seconds before the device is free. Late is
-# far worse than early, and a share of the batch's time on top is worse than none.
-_MARGIN = 0.001
-# Waiting for less than this many seconds is not worth a timer.
-_SHORTEST_WAIT = 0.00025
-_LONGEST_WAIT_FOR_FASTER = 0.05
-_ARRIVAL_WINDOW = 0.2
 # A device that was found to be much slower than its class gets no work while others
 # keep up. After this many seconds it is given the least possible, to see.
 _RETRY_SLOW_AFTER = 30.0
@@ -69,42 +61,6 @@ class Wait:
     """
 
     until: float | None
-
-
-class ArrivalRate:
-    """Rows per second, over an exponential window of 200 ms.
-
-    Examples
-    --------
-    >>> rate = ArrivalRate()
-    >>> for i in range(1000):
-    ...     rate.arrived(2, i * 0.001)
-    >>> round(rate.at(0.999), -2)
-    2000.0
-    """
-
-    __slots__ = ("_first", "_last", "_value")
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._last = 0.0
-        self._value = 0.0
-
-    def arrived(self, rows: int, now: float) -> None:
-        """Count `rows` at time `now` (seconds)."""
-        if self._first is None:
-            self._first = self._last = now
-        fade = math.exp(-(now - self._last) / _ARRIVAL_WINDOW)
-        self._value = self._value * fade + rows / _ARRIVAL_WINDOW
-        self._last = now
-
-    def at(self, now: float) -> float:
-        """Rows per second at time `now` (seconds)."""
-        if self._first is None:
-            return 0.0
-        seen = max(now - self._first, 0.001)
-        filled = 1 - math.exp(-seen / _ARRIVAL_WINDOW)
-        return self._value * math.exp(-(now - self._last) / _ARRIVAL_WINDOW) / filled
 
 
 class Batcher:
@@ -160,6 +116,7 @@ class Batcher:
         self.link = link
         self.arrivals = ArrivalRate()
         self._sizer = Sizer(policy, latency, link)
+        self._holding = Holding(self._sizer, link, self.arrivals)
         self._last_sent: WeakKeyDictionary[DeviceLoad, float] = WeakKeyDictionary()
         self._retry_at = 0.0
 
@@ -234,14 +191,15 @@ class Batcher:
             return Send(device, min(waiting, ceiling), False, "alone")
         if chosen.probe:
             return Send(device, rows, True, "probe")
-        if self.placement.waits_for_faster:
-            until = self._wait_for_faster(now, waiting, chosen, rates, usable)
-            if until is not None:
-                return Wait(min(until, wake))
-        if len(usable) > 1 and not held and not self._deep(device, rates, waiting):
-            spread = self._spread_starts(now, waiting, rates, usable)
-            if spread > _SHORTEST_WAIT:
-                return Wait(min(now + spread, wake))
+        until = None
+        if transfer is not None:
+            until = self._holding.for_nearer(now, chosen, usable, transfer)
+        if until is None and self.placement.waits_for_faster:
+            until = self._holding.for_faster(now, waiting, chosen, usable)
+        if until is None and not held and not self._deep(device, rates, waiting):
+            until = self._holding.to_spread(now, waiting, rates, usable)
+        if until is not None:
+            return Wait(min(until, wake))
         if held:
             reason = "timeout"
         elif waiting >= rates.best_size:
@@ -277,7 +235,7 @@ class Batcher:
         candidates, wake = [], math.inf
         for device in devices:
             in_flight = len(device.flights)
-            if in_flight >= _IN_FLIGHT:
+            if in_flight >= IN_FLIGHT:
                 continue
             rates = sizer.rates(device)
             moving = transfer(device) if transfer else 0.0
@@ -286,7 +244,7 @@ class Batcher:
                 if not rates.measured:
                     continue
                 free = device.expected_free(now, link)
-                leave = free - outbound - moving - _MARGIN
+                leave = free - outbound - moving - MARGIN
                 if now < leave and not self._deep(device, rates, waiting):
                     wake = min(wake, leave)
                     continue
@@ -312,74 +270,6 @@ class Batcher:
         top = self.latency.top(device.device_class)
         ceiling = self.latency.ceiling(device.device_class)
         return rates.best_size < top or top >= ceiling or waiting >= 2 * top
-
-    def _wait_for_faster(
-        self,
-        now: float,
-        waiting: int,
-        chosen: Candidate,
-        rates: Rates,
-        devices: list[DeviceLoad],
-    ) -> float | None:
-        """When to look again, if faster devices would empty the queue sooner."""
-        limit = 0.7 * rates.single
-        faster = [
-            (device, fast)
-            for device in devices
-            if (fast := self._sizer.rates(device)).single < limit
-        ]
-        if not faster:
-            return None
-        rate, lag, first_free = 0.0, 0.0, math.inf
-        for device, fast in faster:
-            own_rate = fast.best_size / fast.best_seconds
-            free = max(now + self.link.outbound, device.expected_free(now, self.link))
-            rate += own_rate
-            lag += own_rate * (free - now)
-            first_free = min(first_free, free)
-        fast = faster[0][1]
-        drain = lag / rate + max(
-            waiting / rate, fast.seconds(min(waiting, fast.best_size))
-        )
-        # The busier the fast ones are, the less they can be counted on.
-        trust = min(max(1 - 0.5 * self.arrivals.at(now) / rate, 0.5), 1.0)
-        if drain >= trust * (chosen.finishes - now):
-            return None
-        leave = first_free - self.link.outbound - _MARGIN
-        return max(now + 0.0005, min(leave, now + _LONGEST_WAIT_FOR_FASTER))
-
-    def _spread_starts(
-        self, now: float, waiting: int, rates: Rates, devices: list[DeviceLoad]
-    ) -> float:
-        """Seconds to hold back so that the devices start at even distances.
-
-        With u devices that could start now and the next one in r seconds, the total
-        wait is least if the next batch starts
-        (r - waiting * u / arrival rate) / (u + 1) from now. What is further away than
-        one batch takes (another deployment's long batch, or one that hangs) is no
-        reason to wait.
-        """
-        arriving = self.arrivals.at(now)
-        if arriving <= 0:
-            return 0.0
-        lead = self.link.outbound + _MARGIN
-        startable, next_start = 0, math.inf
-        for device in devices:
-            if self._sizer.rates(device).single > 1.5 * rates.single:
-                continue
-            start = 0.0
-            if device.flights:
-                start = device.expected_free(now, self.link) - lead - now
-            if start <= 1e-5 and len(device.flights) < _IN_FLIGHT:
-                startable += 1
-            else:
-                next_start = min(next_start, max(start, 0.0))
-        if next_start == math.inf:
-            return 0.0
-        startable = max(startable, 1)
-        if next_start > rates.best_seconds + self.link.round_trip:
-            return 0.0
-        return (next_start - waiting * startable / arriving) / (startable + 1)
 
     # -- what became of the decisions
 
@@ -445,7 +335,4 @@ class Batcher:
         self.latency.out_of_memory(device.device_class, rows)
 
     def __repr__(self) -> str:
-        return (
-            f"<Batcher {self.placement!r} {self.latency!r} "
-            f"arrivals={self.arrivals.at(self.arrivals._last):.0f}/s>"
-        )
+        return f"<Batcher {self.placement!r} {self.latency!r} {self.arrivals!r}>"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["DeviceLoad", "Flight", "Link"]
+__all__ = ["IN_FLIGHT", "MARGIN", "DeviceLoad", "Flight", "Link"]
+
+#: One batch runs while the next is on its way; more would only make batches small.
+IN_FLIGHT = 2
+#: Seconds before a device is free that its next batch should be there. Late is far
+#: worse than early, and a share of the batch's time on top is worse than none.
+MARGIN = 0.001
 
 # A batch counts as overdue when it is late by this share of its predicted time
 # and by two round trips on top; less than that is noise.

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.sim.arrivals import once, poisson
-from benchmarks.sim.cluster import Cluster, Policy, Result
+from benchmarks.sim.cluster import Cluster, Policy
 from benchmarks.sim.curves import CURVES, Shape
 from benchmarks.sim.policies import BentoML, Greedy, foresight, learned
+from benchmarks.sim.records import Result
 from scheduler_plugins.load import DeviceLoad
 
 __all__ = ["POLICIES", "at_once", "closed", "cluster", "load"]

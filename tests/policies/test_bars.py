@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.sim.cluster import Result
 from benchmarks.sim.curves import CURVES
+from benchmarks.sim.records import Result
 from benchmarks.sim.scenarios import at_once, closed, load
 
 EQUAL = {1: (1.0,), 2: (1.0,) * 2, 4: (1.0,) * 4}

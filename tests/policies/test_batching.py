@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from daskinfer.policy import BatchPolicy
-from scheduler_plugins.batching import ArrivalRate, Batcher, Send, Wait
+from scheduler_plugins.batching import Batcher, Send, Wait
+from scheduler_plugins.holding import ArrivalRate
 from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Flight, Link
 from scheduler_plugins.placement import LeastLoaded, Placement, RoundRobin
@@ -153,6 +154,25 @@ def test_moving_the_inputs_counts() -> None:
             1, 10.0, transfer=lambda device: 0.0 if device is near else 0.004
         )
         assert send.device is near
+
+
+def test_a_busy_device_that_has_the_inputs_is_worth_waiting_for() -> None:
+    bench = Bench(2)
+    near, far = bench.devices
+    near.send(Flight("x", 64, 10.0, lambda: 0.052))
+
+    def transfer(device: DeviceLoad) -> float:
+        return 0.0 if device is near else 1.0
+
+    wait = bench.decide(1, 10.0, transfer=transfer)
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    assert 10.0 < wait.until <= 10.052
+    assert bench.send(1, 10.052, transfer=transfer).device is near
+    # Not for ever: overdue, it is believed to need longer than the way there.
+    assert bench.send(1, 14.0, transfer=transfer).device is far
+    # Nor if the inputs are small.
+    assert bench.send(1, 10.0, transfer=lambda device: 1e-6).device is far
 
 
 def test_a_fast_busy_device_is_worth_waiting_for() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_plugins.latency import Curve, LatencyModel
+from scheduler_plugins.curve import Curve
+from scheduler_plugins.latency import LatencyModel
 
 
 def seeded(**timings: float) -> LatencyModel:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.sim.arrivals import lumps, once, poisson
-from benchmarks.sim.cluster import Batch, Cluster, Result
+from benchmarks.sim.cluster import Cluster
 from benchmarks.sim.curves import CURVES
 from benchmarks.sim.policies import foresight, learned
+from benchmarks.sim.records import Batch, Result
 from benchmarks.sim.scenarios import at_once, closed, load
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.batching import Batcher, Send
