@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dask._task_spec import TaskRef
 from dask.base import get_annotations
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 _EXTENSION = "daskinfer"
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+
+#: What leaves together.
+_Parcel: TypeAlias = "dict[tuple[Model, CallOptions], protocol.SubmitMessage]"
 
 
 def submitter(client: Client) -> Submitter:
@@ -51,8 +55,9 @@ class Submitter:
 
     Notes
     -----
-    Thread-safe. Requests leave in the order of the calls, and ahead of whatever
-    the same thread does afterwards with the futures it got.
+    Thread-safe. Requests leave after whatever the same thread has sent before that
+    makes their inputs, and ahead of whatever it does afterwards with the futures it
+    got.
     """
 
     def __init__(self, client: Client) -> None:
@@ -64,10 +69,10 @@ class Submitter:
         self._token = uuid.uuid4().hex[:20]
         self._count = itertools.count()
         self._lock = threading.Lock()
-        self._pending: dict[tuple[Model, CallOptions], protocol.SubmitMessage] = {}
+        self._parcels: deque[_Parcel] = deque()
 
     def __repr__(self) -> str:
-        waiting = sum(len(m["keys"]) for m in self._pending.values())
+        waiting = sum(len(m["keys"]) for p in self._parcels for m in p.values())
         return f"<Submitter of {self.client.id!r} unsent: {waiting}>"
 
     def submit(
@@ -100,13 +105,17 @@ class Submitter:
         body = self._payload(transport.dumps((args, kwargs)))
         future: Future[Any] = Future(key, self.client)
         with self._lock:
-            if not self._pending:
+            # What makes an unfinished input may stand behind the open parcel in the
+            # client's event loop.
+            if not self._parcels or any(self._is_pending(key) for key in dependencies):
                 loop = self.client.loop
                 assert loop is not None, "the client has been started"
+                self._parcels.append({})
                 loop.add_callback(self._flush)
-            message = self._pending.get((model, options))
+            parcel = self._parcels[-1]
+            message = parcel.get((model, options))
             if message is None:
-                message = self._pending[model, options] = _message(model, options)
+                message = parcel[model, options] = _message(model, options)
             if dependencies:
                 message["dependencies"][len(message["keys"])] = dependencies
             message["keys"].append(key)
@@ -125,14 +134,18 @@ class Submitter:
             return bytes(frames[0])
         return [to_serialize(frame) for frame in frames]
 
+    def _is_pending(self, key: Key) -> bool:
+        state = self.client.futures.get(key)
+        return state is not None and state.status == "pending"
+
     def _flush(self) -> None:
         with self._lock:
-            pending, self._pending = self._pending, {}
+            parcel = self._parcels.popleft()
         stream = self.client.scheduler_comm
         # A reconnect makes a new stream, with Dask's own interval again.
         if stream is not None and stream.interval != self._interval:
             stream.interval = self._interval
-        for message in pending.values():
+        for message in parcel.values():
             self.client._send_to_scheduler_safe(message)
 
 
