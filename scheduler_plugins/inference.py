@@ -174,7 +174,7 @@ class InferencePlugin(SchedulerPlugin):
             NewTask(key, model, body, dependencies.get(i, []), priority, retries)
             for i, (key, body) in enumerate(zip(keys, payloads, strict=True))
         ]
-        created, _ = self.tasks.create(client, new, stimulus_id)
+        created, wanted = self.tasks.create(client, new, stimulus_id)
         constraint = self._constraint(workers, allow_other_workers, resources)
         position = {key: i for i, key in enumerate(keys)}
         for key in created:
@@ -183,7 +183,7 @@ class InferencePlugin(SchedulerPlugin):
             request.has_dependencies = i in dependencies
             request.constraint = constraint
             self._register(request)
-        self.tasks.start(keys, stimulus_id)
+        self.tasks.start(wanted, stimulus_id)
 
     def _constraint(
         self,

@@ -288,10 +288,10 @@ class TaskStates:
 
         Returns
         -------
-        created, lost
-            Keys of tasks made new, and of requests whose inputs do not exist any
-            more; the client is told of those. A key that exists is only wanted by
-            one more client.
+        created, wanted
+            Keys of tasks made new, and of all that are to be started. A key that
+            exists is only wanted by one more client. Requests whose inputs do not
+            exist any more are in neither; the client is told of those.
         """
         s = self.scheduler
         created: list[Key] = []
@@ -316,7 +316,7 @@ class TaskStates:
             )
         self._join_span([s.tasks[key] for key in created])
         s.client_desires_keys(wanted, client)
-        return created, lost
+        return created, wanted
 
     def start(self, keys: Sequence[Key], stimulus_id: str) -> None:
         """Let tasks that were just created wait for their inputs, then park."""
