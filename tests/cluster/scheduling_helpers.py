@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed import Client, Scheduler, Worker
+from distributed.utils_test import async_poll_for
 
 import daskinfer
 from daskinfer import BatchPolicy, Model
@@ -72,7 +74,7 @@ async def nothing_is_left(scheduler: Scheduler, *workers: Worker) -> None:
             found[f"jobs of {worker.address}"] = runtime.jobs
         return {what: left for what, left in found.items() if left}
 
-    try:
-        await until(lambda: not remains())
-    except TimeoutError:
-        raise AssertionError(f"there remain {remains()}") from None
+    # Less than a test of a cluster may take, so that it can say what remains.
+    await async_poll_for(
+        lambda: not remains(), 15, fail_func=lambda: pytest.fail(f"left: {remains()}")
+    )
