@@ -110,7 +110,8 @@ class LocalCluster(distributed.LocalCluster):
     Raises
     ------
     ValueError
-        If `device` is no device's name, or there are fewer devices than workers.
+        If `device` is no device's name, there are fewer devices than workers, or
+        several devices would share one process.
     DeviceNotFound
         If there is no device of the kind that was asked for; says why.
 
@@ -167,6 +168,8 @@ class LocalCluster(distributed.LocalCluster):
         return len(self._indices) or nprocesses_nthreads(CPU_COUNT)[0]
 
     def _check_workers(self, n_workers: int, device: str, processes: bool) -> None:
+        if n_workers < 0:
+            raise ValueError(f"n_workers={n_workers} is negative")
         if not self._indices:
             return
         if n_workers > len(self._indices):

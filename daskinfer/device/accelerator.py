@@ -63,7 +63,7 @@ class AcceleratorDevice(Device):
 
     def memory(self) -> tuple[int, int]:
         """Give ``(free, total)`` bytes; what torch keeps for reuse is not free."""
-        free, total = self._accelerator.get_memory_info(self.torch_device)
+        free, total = self._vendor.mem_get_info(self._index)
         return int(free), int(total)
 
     def allocated(self) -> int:

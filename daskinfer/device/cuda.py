@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
@@ -10,6 +11,8 @@ from typing import ClassVar
 from daskinfer.device.accelerator import AcceleratorDevice
 from daskinfer.device.base import BackendReport
 from daskinfer.device.loading import load_torch
+
+logger = logging.getLogger("distributed.inference.device")
 
 # The errors after which CUDA answers every later call with the same error.
 # Source: the cudaError_t list of the CUDA runtime API, where the entry says that the
@@ -64,7 +67,8 @@ class CudaDevice(AcceleratorDevice):
         """Busy share in 0..1; None without NVIDIA's management library."""
         try:
             return float(self._vendor.utilization(self.torch_device)) / 100
-        except (ImportError, RuntimeError):
+        except Exception as error:  # The library's own errors have no closer base.
+            logger.debug("No utilization of %s: %s", self.torch_device, error)
             return None
 
     def is_fatal(self, exc: BaseException) -> bool:

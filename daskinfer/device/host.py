@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from daskinfer.device.base import BackendReport, DeviceReport
 from daskinfer.device.cuda import CudaDevice
-from daskinfer.device.loading import AUTOLOAD, npu_is_installed
+from daskinfer.device.loading import AUTOLOAD, load_torch, npu_is_installed
 from daskinfer.device.npu import NpuDevice
 
 logger = logging.getLogger("distributed.inference.device")
@@ -91,7 +92,17 @@ def host_report() -> DeviceReport:
             )
         )
     watched = (*VISIBILITY_VARIABLES.values(), "LD_LIBRARY_PATH", "PYTHONPATH")
-    return _ask_new_process(tuple(os.environ.get(name) for name in watched))
+    try:
+        return _ask_new_process(tuple(os.environ.get(name) for name in watched))
+    except _NoAnswer as failure:
+        logger.warning("Could not look for devices: %s", failure)
+        return DeviceReport(
+            (
+                BackendReport("npu", 0, str(failure)),
+                BackendReport("cuda", 0, str(failure)),
+                BackendReport("cpu", 1, f"torch {torch_version}"),
+            )
+        )
 
 
 def worker_environment(
@@ -154,6 +165,11 @@ def _installed_torch() -> str:
         return "(not installed)"
 
 
+class _NoAnswer(Exception):
+    """The process that was asked gave no report."""
+
+
+# An exception is not cached: a driver that comes back is found.
 @functools.cache
 def _ask_new_process(environment: tuple[str | None, ...]) -> DeviceReport:
     # sys.path travels along, because what is importable here must be there too.
@@ -163,46 +179,32 @@ def _ask_new_process(environment: tuple[str | None, ...]) -> DeviceReport:
         asked = subprocess.run(
             command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT
         )
-    except subprocess.TimeoutExpired:
-        return _unknown(f"the driver did not answer within {_PROBE_TIMEOUT:.0f} s")
+    except subprocess.TimeoutExpired as expired:
+        reason = f"the driver did not answer within {_PROBE_TIMEOUT:.0f} s"
+        raise _NoAnswer(reason) from expired
     for line in asked.stdout.splitlines():
         if line.startswith(_ANSWER):
+            backends = json.loads(line.removeprefix(_ANSWER))
             return DeviceReport(
                 tuple(
                     BackendReport(**{**fields, "names": tuple(fields["names"])})
-                    for fields in json.loads(line.removeprefix(_ANSWER))
+                    for fields in backends
                 )
             )
-    logger.warning(
-        "Looking for devices failed with status %d: %s",
-        asked.returncode,
-        asked.stderr,
-    )
     last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
-    return _unknown(f"looking for devices failed: {last}")
-
-
-def _unknown(reason: str) -> DeviceReport:
-    return DeviceReport(
-        (
-            BackendReport("npu", 0, reason),
-            BackendReport("cuda", 0, reason),
-            BackendReport("cpu", 1, reason),
-        )
+    raise _NoAnswer(
+        f"the process that looks for devices ended with {asked.returncode}: {last}"
     )
 
 
 def _answer() -> None:
     """Print this process's devices, as JSON on one line of standard output."""
-    from daskinfer.device.registry import detect, open_device
+    from daskinfer.device.registry import detect
 
-    report = []
-    for backend in detect().backends:
-        fields = asdict(backend)
-        if backend.kind in VISIBILITY_VARIABLES:
-            fields["names"] = [
-                open_device(f"{backend.kind}:{index}").name
-                for index in range(backend.count)
-            ]
-        report.append(fields)
+    report = [asdict(backend) for backend in detect().backends]
+    for backend in report:
+        if backend["kind"] in VISIBILITY_VARIABLES and backend["count"]:
+            vendor: Any = load_torch().get_device_module(backend["kind"])
+            indices = range(backend["count"])
+            backend["names"] = [vendor.get_device_name(index) for index in indices]
     print(f"\n{_ANSWER}{json.dumps(report)}", flush=True)

@@ -167,6 +167,7 @@ def test_another_nanny_gets_the_environment_too(cleanup, two_npus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"n_workers": -1}, "n_workers=-1 is negative"),
         ({"n_workers": 3}, "n_workers=3 is too many: device='auto' stands for 2"),
         ({"n_workers": 2, "processes": False}, "processes=False allows one worker"),
         ({"device": "npu:1", "processes": False}, "processes=False allows one worker"),

@@ -240,9 +240,8 @@ def test_a_process_that_cannot_look_gives_the_reason(monkeypatch, caplog):
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     report = host_report()
     assert report.best == "cpu"
-    assert "looking for devices failed" in report["cuda"].reason
-    assert "ModuleNotFoundError" in report["cuda"].reason
-    assert "Looking for devices failed with status 1" in caplog.text
+    assert "looks for devices ended with 1: ModuleNotFound" in report["cuda"].reason
+    assert "Could not look for devices" in caplog.text
 
 
 def test_a_driver_that_hangs_does_not_hang_the_caller(monkeypatch):
@@ -250,6 +249,8 @@ def test_a_driver_that_hangs_does_not_hang_the_caller(monkeypatch):
     monkeypatch.setattr(host_module, "_PROBE_TIMEOUT", 0.0)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/asked-for-the-first-time")
     assert "did not answer" in host_report()["npu"].reason
+    monkeypatch.setattr(host_module, "_PROBE_TIMEOUT", 120.0)
+    assert "did not answer" not in host_report()["npu"].reason
 
 
 class TestWorkerEnvironment:
