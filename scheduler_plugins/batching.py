@@ -177,7 +177,8 @@ class Batcher:
             self._retry_at = now + 1.0
             slow = self._slow_for_long(now, usable)
             if slow is not None:
-                rows = min(self.policy.min_batch_size, waiting)
+                ceiling = self.latency.ceiling(slow.device_class)
+                rows = min(self.policy.min_batch_size, waiting, ceiling)
                 return Send(slow, rows, False, "retry")
         self._sizer.weigh_target(waiting, usable)
         candidates, wake = self._candidates(now, waiting, usable, transfer)
