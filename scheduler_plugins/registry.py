@@ -104,10 +104,14 @@ class Deployment:
                     f"{name}={value:g}" for name, value in worker.resources.items()
                 )
                 return f"it lacks {resource}={amount:g} (it has {has or 'none'})"
-        if self.device != "auto" and self.device not in worker.devices:
+        if not self.finds_device(worker):
             why = worker.reasons.get(self.device, "it is not there")
             return f"no {self.device} device: {why}"
         return None
+
+    def finds_device(self, worker: WorkerFacts) -> bool:
+        """Whether a worker has the kind of device that was asked for."""
+        return self.device == "auto" or self.device in worker.devices
 
 
 @dataclass(slots=True)
@@ -266,6 +270,16 @@ class Registry:
         if replica is not None:
             replica.state = ReplicaState.FAILED
             replica.reason, replica.failure = reason, failure
+
+    def lacks_device(self, name: str) -> bool:
+        """Whether there are workers, and none has the device that was asked for.
+
+        Resources are what users declare, and may come; a device is there or not.
+        """
+        deployment = self.deployment(name)
+        return bool(self.workers) and not any(
+            deployment.finds_device(worker) for worker in self.workers.values()
+        )
 
     def problem(self, name: str, version: str | None = None) -> str | None:
         """Why a version is served by nobody, or None if somebody serves it."""

@@ -104,7 +104,8 @@ class Service:
                 found = self.plugin.registry.version(name, version)
             except UnknownDeployment as error:
                 return {"status": "failed", "message": str(error), "failure": None}
-            if self._everybody_came() and found.settled():
+            settled = found.settled() or self.plugin.registry.lacks_device(name)
+            if settled and self._everybody_came():
                 return self._outcome(found)
             try:
                 await asyncio.wait_for(self._change.wait(), deadline - monotonic())
@@ -128,12 +129,12 @@ class Service:
     def _outcome(self, version: Version) -> dict[str, Any]:
         if version.ready():
             return {"status": "ready"}
-        failed = next(iter(version.replicas.values()))
+        failed = next(iter(version.replicas.values()), None)
         return {
             "status": "failed",
             "message": f"{version.name!r} could not be loaded: "
             f"{self.plugin.registry.problem(version.name, version.version)}",
-            "failure": failed.failure,
+            "failure": failed and failed.failure,
         }
 
     async def undeploy(self, name: str) -> dict[str, Any]:
