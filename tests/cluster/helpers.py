@@ -83,6 +83,10 @@ class Probe(Local):
 
 
 def linear(inputs: int = 4, outputs: int = 3, seed: int = 0) -> torch.nn.Linear:
-    """A small network with the same weights every time."""
-    torch.manual_seed(seed)
-    return torch.nn.Linear(inputs, outputs)
+    """A small network with the same weights every time, in any thread."""
+    net = torch.nn.Linear(inputs, outputs)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator))
+    return net

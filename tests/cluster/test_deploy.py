@@ -1,0 +1,444 @@
+"""Getting models onto workers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed import Client, Worker
+from distributed.utils_test import gen_cluster, inc
+
+import daskinfer
+from daskinfer import (
+    BatchPolicy,
+    DeploymentExists,
+    DeploymentFailed,
+    DeployTimeout,
+    UnknownDeployment,
+    protocol,
+)
+from tests.cluster.helpers import PATIENCE, Local, Probe, linear, until
+from tests.payload.structures import assert_same
+
+X = np.arange(8.0, dtype="float32").reshape(2, 4)
+FACTORY = f"{__name__}:build"
+
+
+class Builder(Local):
+    """What a factory of these tests does on its workers."""
+
+    def __init__(self, failures: int = 0, is_open: bool = True) -> None:
+        self.failures = failures
+        self.built = 0
+        self._gate = threading.Event()
+        if is_open:
+            self.open()
+
+    def open(self) -> None:
+        self._gate.set()
+
+    def build(self) -> Any:
+        self.built += 1
+        if self.built <= self.failures:
+            raise ArithmeticError(f"cannot build number {self.built}")
+        if not self._gate.wait(PATIENCE):
+            raise TimeoutError("the test never opened its builder")
+        return linear()
+
+
+def build(builder: Builder) -> Any:
+    return builder.build()
+
+
+def build_with_wrong_weights() -> Any:
+    net = linear(4, 3)
+    net.load_state_dict(linear(4, 2).state_dict())
+    return net
+
+
+def expected(x: np.ndarray = X) -> np.ndarray:
+    return linear()(torch.from_numpy(x)).detach().numpy()
+
+
+# What can be deployed
+
+
+@gen_cluster(client=True)
+async def test_module(client: Client, scheduler: Any, a: Any, b: Any) -> None:
+    model = await daskinfer.deploy(client, linear())
+    assert (model.name, model.version, model.batch_dim) == ("Linear", None, 0)
+    np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True)
+async def test_function(client: Client, scheduler: Any, a: Any, b: Any) -> None:
+    model = await daskinfer.deploy(client, np.negative)
+    assert model.name == "negative"
+    assert_same(await model.submit(X), -X)
+    # Two lambdas are two models.
+    plus, minus = [
+        await daskinfer.deploy(client, f) for f in (lambda x: x + 1, lambda x: x - 1)
+    ]
+    assert plus != minus
+    assert_same(await plus.submit(X), X + 1)
+    assert_same(await minus.submit(X), X - 1)
+
+
+@gen_cluster(client=True)
+async def test_factory(client: Client, scheduler: Any, a: Any, b: Any) -> None:
+    builder = Builder()
+    model = await daskinfer.deploy(
+        client,
+        factory=FACTORY,
+        factory_kwargs={"builder": builder},
+        name="built",
+        version="2026-11",
+    )
+    assert model.name == "built"
+    assert builder.built == 2  # once on each worker
+    np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+    status = await model.status()
+    assert [version.version for version in status.versions] == ["2026-11"]
+
+
+def write_export(path: Path) -> Path:
+    batch = torch.export.Dim("batch", min=1)
+    example = torch.ones(2, 4)
+    program = torch.export.export(linear(), (example,), dynamic_shapes=({0: batch},))
+    torch.export.save(program, path / "exported.pt2")
+    return path / "exported.pt2"
+
+
+def write_torchscript(path: Path) -> Path:
+    torch.jit.save(torch.jit.trace(linear(), torch.ones(2, 4)), path / "traced.ts")
+    return path / "traced.ts"
+
+
+@pytest.mark.parametrize("write", [write_export, write_torchscript])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@gen_cluster(client=True)
+async def test_path(
+    client: Client, scheduler: Any, a: Any, b: Any, tmp_path: Path, write: Any
+) -> None:
+    path = write(tmp_path)
+    model = await daskinfer.deploy(client, path=str(path))
+    path.unlink()  # it has travelled
+    assert model.name == path.stem
+    for x in (X, X[:1], np.repeat(X, 5, axis=0)):
+        np.testing.assert_allclose(await model.submit(x), expected(x), rtol=1e-5)
+
+
+# How it travels
+
+
+@gen_cluster(client=True)
+async def test_weights_travel_once_to_each_worker(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    net = linear(1000, 500)  # 2 MB
+    nbytes = 4 * 1000 * 500
+    asked: list[str] = []
+    await daskinfer.deploy(client, Probe(), name="first")
+    answer = scheduler.handlers[protocol.ARTIFACT]
+
+    async def counted(name: str, version: str) -> Any:
+        asked.append(name)
+        return await answer(name=name, version=version)
+
+    scheduler.handlers[protocol.ARTIFACT] = counted
+    model = await daskinfer.deploy(client, net)
+    x = np.ones((1, 1000), "float32")
+    await client.gather(model.map([x] * 30) + client.map(model, [x] * 30, pure=False))
+    assert asked == ["Linear", "Linear"]
+    streams = [client.scheduler_comm, *scheduler.stream_comms.values()]
+    assert sum(stream.byte_count for stream in streams) < nbytes
+
+
+@gen_cluster(client=True)
+async def test_equal_models_have_equal_digests(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    nets = {"one": linear(), "same": linear(), "other": linear(seed=1)}
+    digests = {}
+    for name, net in nets.items():
+        model = await daskinfer.deploy(client, net, name=name)
+        (version,) = (await model.status()).versions
+        digests[name] = version.digest
+    assert digests["one"] == digests["same"] != digests["other"]
+
+
+# When it arrives
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_empty_cluster(client: Client, scheduler: Any) -> None:
+    model = await daskinfer.deploy(client, linear(), wait=False)
+    assert (await model.status()).problem == "the cluster has no worker"
+    futures = [model.submit(X), client.submit(model, X)]
+    async with Worker(scheduler.address):
+        for answer in await client.gather(futures):
+            np.testing.assert_allclose(answer, expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_deploy_waits_for_the_first_worker(
+    client: Client, scheduler: Any
+) -> None:
+    waiting = asyncio.ensure_future(daskinfer.deploy(client, linear()))
+    await until(lambda: protocol.STATUS in scheduler.handlers)
+    assert not waiting.done()
+    async with Worker(scheduler.address):
+        model = await waiting
+        np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_worker_that_joins_later(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    model = await daskinfer.deploy(client, linear())
+    async with Worker(scheduler.address) as late:
+
+        async def ready() -> bool:
+            workers = (await model.status()).workers
+            return [w.state for w in workers] == ["ready", "ready"]
+
+        while not await ready():
+            await asyncio.sleep(0)
+        # Pinned there, it can only be answered there.
+        future = model.options(workers=[late.address]).submit(X)
+        np.testing.assert_allclose(await future, expected(), rtol=1e-6)
+        assert (await daskinfer.info(future)).worker == late.address
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_worker_is_responsive_while_it_loads(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    builder = Builder(is_open=False)
+    model = await daskinfer.deploy(
+        client,
+        factory=FACTORY,
+        factory_kwargs={"builder": builder},
+        wait=False,
+    )
+    future = model.submit(X)
+    await until(lambda: builder.built == 1)
+    # Its event loop, its task threads and other deployments go on.
+    assert await client.submit(inc, 1) == 2
+    assert await client.run(lambda: "here") == {worker.address: "here"}
+    (status,) = (await model.status()).workers
+    assert (status.state, status.healthy) == ("loading", False)
+    # A worker that joins has its plugins set up before the model is there.
+    async with Worker(scheduler.address) as late:
+        assert await client.submit(inc, 2, workers=[late.address]) == 3
+        builder.open()
+        np.testing.assert_allclose(await future, expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_warmup(client: Client, scheduler: Any, worker: Any) -> None:
+    probe = Probe()
+    model = await daskinfer.deploy(
+        client, probe, warmup=X[:1], batching=BatchPolicy(max_batch_size=6)
+    )
+    # Every size twice, as the first call of a size is no measurement.
+    assert probe.rows == [1, 1, 2, 2, 4, 4, 6, 6]
+    status = await model.status()
+    (table,) = status.versions[0].latency.values()
+    assert {rows for rows, _, _ in table} == {1, 2, 4, 6}
+    assert (status.requests, status.batches) == (0, 0)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_warmup_of_allowed_sizes(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    probe = Probe(lambda x, y: x + y)
+    await daskinfer.deploy(
+        client,
+        probe,
+        warmup=(X, X),
+        batching=BatchPolicy(allowed_batch_sizes=[1, 4, 16]),
+    )
+    assert probe.rows == [1, 1, 4, 4, 16, 16]
+
+
+# When it fails
+
+
+@pytest.mark.parametrize(
+    "factory, error, said",
+    [
+        ("no_such_package.nets:build", ModuleNotFoundError, "no_such_package"),
+        (f"{__name__}:no_such_function", AttributeError, "no_such_function"),
+        (f"{__name__}:build_with_wrong_weights", RuntimeError, "size mismatch"),
+        ("builtins:int", TypeError, "returned a int, which cannot be called"),
+    ],
+)
+@gen_cluster(client=True)
+async def test_load_that_fails(
+    client: Client,
+    scheduler: Any,
+    a: Any,
+    b: Any,
+    factory: str,
+    error: type[Exception],
+    said: str,
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        await daskinfer.deploy(client, factory=factory, name="broken")
+    # The worker's own frames are in the traceback.
+    assert "_build" in {entry.name for entry in caught.traceback}
+    assert await daskinfer.deployments(client) == []
+    # Nothing is left behind, so that the next attempt can succeed.
+    await daskinfer.deploy(client, linear(), name="broken")
+
+
+@gen_cluster(client=True)
+async def test_warmup_that_fails(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        await daskinfer.deploy(client, linear(), warmup=np.ones((1, 7), "float32"))
+    with pytest.raises(ValueError, match=r"warmup= example .* has no rows"):
+        await daskinfer.deploy(client, linear(), warmup=X[:0])
+    assert await daskinfer.deployments(client) == []
+
+
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+@gen_cluster(client=True)
+async def test_no_such_device(
+    client: Client, scheduler: Any, a: Any, b: Any, device: str
+) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(DeploymentFailed) as caught:
+        await daskinfer.deploy(client, linear(), device=device)
+    for worker in (a, b):
+        assert f"{worker.address}: no {device} device: " in str(caught.value)
+    assert await daskinfer.deployments(client) == []
+
+
+@gen_cluster(client=True)
+async def test_load_that_fails_on_one_worker(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    builder = Builder(failures=1)
+    model = await daskinfer.deploy(
+        client, factory=FACTORY, factory_kwargs={"builder": builder}
+    )
+    by_state = {w.state: w for w in (await model.status()).workers}
+    assert set(by_state) == {"ready", "failed"}
+    assert by_state["failed"].reason == "ArithmeticError('cannot build number 1')"
+    assert not by_state["failed"].healthy
+    futures = model.map([X] * 10)
+    await client.gather(futures)
+    answered = {(await daskinfer.info(future)).worker for future in futures}
+    assert answered == {by_state["ready"].address}
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_timeout_without_workers(client: Client, scheduler: Any) -> None:
+    with pytest.raises(DeployTimeout, match=r"within 0\.05 s: the cluster has no work"):
+        await daskinfer.deploy(client, linear(), wait_timeout="50ms")
+    # It stays, and goes on.
+    (model,) = await daskinfer.deployments(client)
+    async with Worker(scheduler.address):
+        np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_timeout_while_loading(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    builder = Builder(is_open=False)
+    with pytest.raises(DeployTimeout, match=f"{worker.address}: loading"):
+        await daskinfer.deploy(
+            client,
+            factory=FACTORY,
+            factory_kwargs={"builder": builder},
+            wait_timeout=0.05,
+        )
+    builder.open()
+
+
+@gen_cluster(client=True, nthreads=[("", 1, {"resources": {"GPU": 2}})])
+async def test_timeout_names_the_missing_resource(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    with pytest.raises((DeployTimeout, DeploymentFailed)) as caught:
+        await daskinfer.deploy(
+            client, linear(), resources={"NPU": 1}, wait_timeout="50ms"
+        )
+    assert "needs NPU=1" in str(caught.value)
+    assert f"{worker.address}: it lacks NPU=1 (it has GPU=2)" in str(caught.value)
+
+
+@gen_cluster(client=True)
+async def test_two_of_one_name(client: Client, scheduler: Any, a: Any, b: Any) -> None:
+    model = await daskinfer.deploy(client, linear(), name="net")
+    with pytest.raises(DeploymentExists, match=r"'net' is deployed .*undeploy\(\)"):
+        await daskinfer.deploy(client, Probe(), name="net")
+    # What was there still answers.
+    np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_two_of_one_name_at_once(client: Client, scheduler: Any) -> None:
+    outcomes = await asyncio.gather(
+        *(daskinfer.deploy(client, linear(), name="net", wait=False) for _ in range(5)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(one, daskinfer.Model) for one in outcomes) == 1
+    assert sum(isinstance(one, DeploymentExists) for one in outcomes) == 4
+
+
+# Afterwards
+
+
+@gen_cluster(client=True)
+async def test_get_and_list(client: Client, scheduler: Any, a: Any, b: Any) -> None:
+    assert await daskinfer.deployments(client) == []
+    one = await daskinfer.deploy(client, Probe(), name="one")
+    two = await daskinfer.deploy(
+        client, Probe(), name="two", batching=BatchPolicy(batch_dim=None)
+    )
+    assert await daskinfer.deployments(client) == [one, two]
+    found = await daskinfer.get(client, "two")
+    assert (found, found.batch_dim) == (two, None)
+    pinned = await daskinfer.get(client, "one", version="1")
+    assert pinned.version == "1" and pinned != one
+    assert_same(await pinned.submit(X), X * 2)
+    async with Client(scheduler.address, asynchronous=True) as other:
+        assert_same(await (await daskinfer.get(other, "one")).submit(X), X * 2)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_undeploy(client: Client, scheduler: Any, worker: Any) -> None:
+    probe = Probe(is_open=False)
+    model = await daskinfer.deploy(
+        client, probe, name="net", batching=BatchPolicy(max_batch_size=2)
+    )
+    running = model.submit(X)
+    await probe.entered()
+    waiting = model.map([X] * 8)
+    await until(lambda: len(scheduler.tasks) == 9)
+    await model.undeploy()
+    probe.open()
+    assert_same(await running, X * 2)
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(end, UnknownDeployment) for end in ended) >= 6
+    with pytest.raises(UnknownDeployment, match="no deployment is named 'net'"):
+        await model.submit(X)
+    with pytest.raises(UnknownDeployment, match="there is nothing"):
+        await model.undeploy()
+    runtime = worker.plugins["daskinfer-runtime"]
+    await until(lambda: not runtime.models)
+    again = await daskinfer.deploy(client, linear(), name="net")
+    np.testing.assert_allclose(await again.submit(X), expected(), rtol=1e-6)
