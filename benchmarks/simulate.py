@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.sim.arrivals import bursts, lumps
-from benchmarks.sim.scenarios import CURVES, POLICIES, at_once, closed, cluster, load
+from benchmarks.sim.curves import CURVES
+from benchmarks.sim.scenarios import POLICIES, at_once, closed, cluster, load
 
 COMPARED = [name for name in POLICIES if name != "foresight"]
 SHAPES = ("steep", "flat", "knee", "sizes", "cpu")
