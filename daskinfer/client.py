@@ -21,7 +21,7 @@ from daskinfer.exceptions import (
     UnknownDeployment,
 )
 from daskinfer.failure import load_failure
-from daskinfer.handle import Model
+from daskinfer.handle import Model, resource_amounts
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 
@@ -140,8 +140,12 @@ def deploy(
         raise ValueError(f"device must be one of {_DEVICES}, not {device!r}")
     if factory_kwargs is not None and factory is None:
         raise TypeError("factory_kwargs needs factory=")
-    if not version:
-        raise ValueError("version must not be empty")
+    for field, label in (("name", name), ("version", version)):
+        if label is not None and not (isinstance(label, str) and label):
+            raise ValueError(f"{field} must be a text that is not empty, not {label!r}")
+    if batching is not None and not isinstance(batching, BatchPolicy):
+        raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
+    amounts = resource_amounts(resources)
     if isinstance(model, Model):
         raise TypeError(f"{model!r} is a handle, deployed already")
     from daskinfer.artifact import Artifact
@@ -166,7 +170,7 @@ def deploy(
         batching or _policy_from_config(),
         {
             "device": device,
-            "resources": None if resources is None else dict(resources),
+            "resources": None if amounts is None else dict(amounts),
             "placement": _placement_path(placement),
             "warmup": _warmup_payload(warmup),
         },

@@ -70,7 +70,7 @@ class CallOptions:
         names = [workers] if isinstance(workers, str) else workers
         return cls(
             workers=None if names is None else tuple(names),
-            resources=None if resources is None else tuple(sorted(resources.items())),
+            resources=resource_amounts(resources),
             **others,
         )
 
@@ -92,6 +92,35 @@ class CallOptions:
         if wanted.get("workers") is None:
             wanted.pop("allow_other_workers", None)
         return CallOptions.of(key=self.key, **wanted)
+
+
+def resource_amounts(
+    resources: Mapping[str, float] | None,
+) -> tuple[tuple[str, float], ...] | None:
+    """Check what a user asks of a worker's resources, and bring it into order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no mapping of names to positive numbers.
+
+    Examples
+    --------
+    >>> resource_amounts({"NPU": 1, "GPU": 2})
+    (('GPU', 2), ('NPU', 1))
+    """
+    if resources is None:
+        return None
+    wanted = 'resources must map names to positive numbers, such as {"NPU": 1}, not'
+    if not isinstance(resources, Mapping):
+        raise TypeError(f"{wanted} {resources!r}")
+    for name, amount in resources.items():
+        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+        if not isinstance(name, str) or not number:
+            raise TypeError(f"{wanted} {resources!r}")
+        if not amount > 0:
+            raise ValueError(f"{wanted} {resources!r}")
+    return tuple(sorted(resources.items()))
 
 
 _ANNOTATIONS = ("priority", "retries", "workers", "allow_other_workers", "resources")
