@@ -23,7 +23,7 @@ def dump_failure(error: BaseException) -> Failure:
     try:
         # Dask looks for the traceback where exceptions are being handled.
         raise error
-    except BaseException as caught:  # noqa: BLE001 - nothing is swallowed
+    except BaseException as caught:
         told = error_message(caught)
     return {
         "exception": told["exception"],

@@ -109,11 +109,13 @@ class _Latch:
         self._open = asyncio.Event()
 
     def watch(self, state: FutureState) -> bool:
-        """Wait for a state; False if somebody waits already, and it must be followed."""
+        """Wait for a state; False if somebody does already, and it must be followed."""
         self._pending.add(state)
         if state._event is not None:
             return False
-        state._event = _ReportingEvent(self, state)
+        # Dask types this as None, which it is until somebody waits.
+        events: Any = state
+        events._event = _ReportingEvent(self, state)
         return True
 
     async def follow(self, state: FutureState) -> None:

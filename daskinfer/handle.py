@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -237,10 +238,7 @@ class Model:
         """
         if computing_meta and self.client.asynchronous:
             raise RuntimeError("an asynchronous client cannot wait here; pass meta=")
-        future = self.submit(*args, **kwargs)
-        if future.client.asynchronous:
-            return future
-        return future.result()
+        return self._call(NO_OPTIONS, args, kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send one request; all keywords go to the model.
@@ -341,6 +339,21 @@ class Model:
 
         return undeploy(self)
 
+    def _call(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # Only a worker has this module loaded.
+        device_queue = sys.modules.get("daskinfer.worker.device_queue")
+        worker = device_queue.current_worker() if device_queue else None
+        if worker is not None:
+            # A model that calls a model holds the device that the other waits for.
+            runtime = worker.plugins["daskinfer-runtime"]
+            resident = runtime.loader.find(self.name, self.version)
+            if resident is not None:
+                return resident.call_one((args, kwargs))
+        future = self._submit(options, args, kwargs)
+        return future if future.client.asynchronous else future.result()
+
     def _submit(
         self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
@@ -395,5 +408,4 @@ class BoundModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Model.__call__`, with the options."""
-        future = self.submit(*args, **kwargs)
-        return future if future.client.asynchronous else future.result()
+        return self.model._call(self.options, args, kwargs)

@@ -124,7 +124,8 @@ class Service:
                 }
 
     def _everybody_came(self) -> bool:
-        return self.plugin.scheduler.workers.keys() <= self.plugin.registry.workers.keys()
+        come = self.plugin.registry.workers.keys()
+        return self.plugin.scheduler.workers.keys() <= come
 
     def _outcome(self, version: Version) -> dict[str, Any]:
         if version.ready():

@@ -2,8 +2,14 @@
 
 ``runtime``
     the plugin: messages in, messages out
+``loading``
+    models into the worker, in the background
 ``models``
-    what is loaded, and how it gets loaded and warmed
+    a loaded model: warmed, called
+``inputs``
+    what requests bring, unpickled and completed
+``device_queue``
+    the thread that models run on, one thing at a time
 ``execution``
     a batch through a model: joined, padded, run, divided
 ``resources``

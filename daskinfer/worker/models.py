@@ -61,8 +61,6 @@ class ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
 
-        from daskinfer.artifact import is_module
-
         with device.active():
             function = artifact.build(device.torch_device)
         allowed = policy["allowed_batch_sizes"]
@@ -108,18 +106,30 @@ class ResidentModel:
             self._remember(items, outcome)
         return outcome
 
+    def call_one(self, call: Call) -> Any:
+        """Run one request (on the device's thread), outside any batch.
+
+        For a model that calls another one: whatever it waited for would wait for
+        the thread that it runs on.
+        """
+        outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
+        if outcome.errors:
+            raise outcome.errors["call"]
+        return outcome.results["call"]
+
     # Warm-up
 
     def warmup(self, example: Call) -> Iterator[tuple[int, float] | None]:
-        """Run an example at every batch size, twice; yield what the second took.
+        """Run an example at every batch size; yield what all but the first run took.
 
-        A generator, so that batches of other models can come between.
+        First runs compile and allocate. A generator, so that batches of other
+        models can come between.
         """
         self._example = example
         spent = perf_counter()
         for rows in self._warmup_sizes():
             call = self._resized(example, rows)
-            for attempt in range(2):
+            for attempt in range(3):
                 started = perf_counter()
                 self(*call[0], **call[1])
                 seconds = perf_counter() - started

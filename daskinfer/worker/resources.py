@@ -54,7 +54,9 @@ class ResourceAccount:
         self._change(needed, -1)
         try:
             if not self._free(needed):
-                granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                granted: asyncio.Future[None] = (
+                    asyncio.get_running_loop().create_future()
+                )
                 self._waiting.append((needed, granted))
                 await granted
             yield

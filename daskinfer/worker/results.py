@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from daskinfer.protocol import Failure
 
 
-def store(
-    worker: Worker, results: dict[Key, Any], stimulus_id: str
-) -> dict[str, Any]:
+def store(worker: Worker, results: dict[Key, Any], stimulus_id: str) -> dict[str, Any]:
     """Put results under their keys, and say what was really kept.
 
     Dask may be unable to keep a value: one beyond the memory target that cannot be

@@ -439,6 +439,6 @@ async def test_undeploy(client: Client, scheduler: Any, worker: Any) -> None:
     with pytest.raises(UnknownDeployment, match="there is nothing"):
         await model.undeploy()
     runtime = worker.plugins["daskinfer-runtime"]
-    await until(lambda: not runtime.models)
+    await until(lambda: not runtime.loader.models)
     again = await daskinfer.deploy(client, linear(), name="net")
     np.testing.assert_allclose(await again.submit(X), expected(), rtol=1e-6)

@@ -1,0 +1,177 @@
+"""Loading models in the background, so that the worker's event loop stays free."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distributed.metrics import monotonic
+
+from daskinfer import config, protocol, transport
+from daskinfer.device import RESOURCE_NAMES
+from daskinfer.failure import dump_failure
+from daskinfer.worker.execution import Call
+from daskinfer.worker.inputs import frames
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from daskinfer.device import DeviceReport
+    from daskinfer.worker.device_queue import DeviceQueue
+    from daskinfer.worker.models import ResidentModel
+
+logger = logging.getLogger("distributed.inference.loading")
+
+
+class Loader:
+    """Loads, warms and forgets the models of one worker.
+
+    Parameters
+    ----------
+    worker
+        Whose models they are.
+    device
+        Where they are warmed.
+
+    Attributes
+    ----------
+    models
+        What is loaded, by name and version.
+
+    Notes
+    -----
+    Lives on the worker's event loop; models are built in a thread of their own and
+    warmed on the device's.
+    """
+
+    def __init__(self, worker: Worker, device: DeviceQueue) -> None:
+        self.models: dict[tuple[str, str], ResidentModel] = {}
+        self._worker = worker
+        self._device = device
+        self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._thread = ThreadPoolExecutor(
+            config.integer("loading-threads"), "daskinfer-loader"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Loader models: {len(self.models)} loading: {len(self._loading)}>"
+
+    async def detect(self) -> DeviceReport:
+        """Look for devices."""
+        return await self._in_thread(_detect)  # type: ignore[no-any-return]
+
+    def find(self, name: str, version: str | None) -> ResidentModel | None:
+        """A loaded model; without a version, the only one of its name."""
+        if version is not None:
+            return self.models.get((name, version))
+        found = [model for key, model in self.models.items() if key[0] == name]
+        return found[0] if len(found) == 1 else None
+
+    def load(self, message: dict[str, Any]) -> None:
+        """Begin to load what a :class:`~daskinfer.protocol.LoadMessage` asks for."""
+        which = message["name"], message["version"]
+        task = asyncio.create_task(self._load(message), name=f"load-{which}")
+        self._loading[which] = task
+        task.add_done_callback(partial(self._ended, which))
+
+    def unload(self, name: str, version: str) -> None:
+        """Forget a version; a batch that is running ends."""
+        loading = self._loading.pop((name, version), None)
+        if loading is not None:
+            loading.cancel()
+        model = self.models.pop((name, version), None)
+        if model is not None:
+            # After whatever still runs on it.
+            self._device.submit(model.device.empty_cache)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for loading in self._loading.values():
+            loading.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.models.clear()
+
+    def _ended(self, which: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._loading.get(which) is task:
+            del self._loading[which]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("Loading %r %r failed", *which, exc_info=error)
+
+    async def _load(self, message: dict[str, Any]) -> None:
+        name, version = message["name"], message["version"]
+        started = monotonic()
+        report: dict[str, Any] = {
+            "op": protocol.LOADED,
+            "name": name,
+            "version": version,
+            "digest": "",
+            "failure": None,
+            "device": "",
+            "device_class": "",
+            "timings": [],
+        }
+        try:
+            parts = await self._worker.scheduler.daskinfer_artifact(
+                name=name, version=version
+            )
+            if parts is None:
+                return  # undeployed meanwhile
+            model = await self._in_thread(self._build, message, parts["artifact"])
+            if parts["warmup"] is not None:
+                example = transport.loads(frames(parts["warmup"]))
+                report["timings"] = await self._warm(model, example)
+            self.models[name, version] = model
+            report["digest"] = model.digest
+            report["device"] = str(model.device.torch_device)
+            report["device_class"] = model.device.device_class
+        except Exception as error:
+            logger.info("Could not load %r %r", name, version, exc_info=True)
+            report["failure"] = dump_failure(error)
+        report["seconds"] = monotonic() - started
+        self._worker.batched_send(report)
+
+    def _build(
+        self, message: dict[str, Any], artifact: dict[str, Any]
+    ) -> ResidentModel:
+        from daskinfer.artifact import Artifact
+        from daskinfer.device import open_device
+        from daskinfer.worker.models import ResidentModel
+
+        device = open_device(message["device"])
+        needed = message["resources"] or {RESOURCE_NAMES.get(device.kind, ""): 1.0}
+        return ResidentModel.load(
+            message["name"],
+            message["version"],
+            Artifact.from_message(artifact),
+            device,
+            self._device.account.declared(needed),
+            message["policy"],
+        )
+
+    async def _warm(
+        self, model: ResidentModel, example: Call
+    ) -> list[tuple[int, float]]:
+        steps: Iterator[Any] = iter(model.warmup(example))
+        timings: list[tuple[int, float]] = []
+        ended = object()
+        while True:
+            step = await self._device.run(model.resources, next, steps, ended)
+            if step is ended:
+                return timings
+            if step is not None:
+                timings.append(step)
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, function, *args)
+
+
+def _detect() -> DeviceReport:
+    from daskinfer.device import detect, load_torch
+
+    load_torch()
+    return detect()
