@@ -116,13 +116,14 @@ class Holding:
     ) -> float | None:
         """Until when to wait for faster devices, if they would empty the queue sooner.
 
-        Sooner than the chosen device would finish this one batch, that is.
+        Sooner than the chosen device would finish this one batch, that is. A faster
+        one that is idle could have been chosen, and is too far from the inputs.
         """
         limit = _FASTER * self._sizer.rates(chosen.device).single
         faster = [
             (device, rates)
             for device in devices
-            if (rates := self._sizer.rates(device)).single < limit
+            if not device.idle and (rates := self._sizer.rates(device)).single < limit
         ]
         if not faster:
             return None
@@ -177,7 +178,7 @@ class Holding:
             return None
         startable = max(startable, 1)
         wait = (next_start - waiting * startable / arriving) / (startable + 1)
-        return now + wait if wait > _SHORTEST_WAIT else None
+        return now + min(wait, _LONGEST_WAIT) if wait > _SHORTEST_WAIT else None
 
     def _before(self, free: float, now: float) -> float:
         """When to send so that a device gets it just as it is free."""

@@ -34,6 +34,7 @@ class Tasks:
         self.failed: dict[Any, Any] = {}
         self.completed: list[tuple[Any, dict[Any, int]]] = []
         self.released: list[Any] = []
+        self.bytes_away_from: dict[str, int] = {}
 
     def running(self) -> list[str]:
         return self.workers
@@ -51,7 +52,7 @@ class Tasks:
         return None
 
     def missing_bytes(self, key: Any, address: str) -> int:
-        return 0
+        return self.bytes_away_from.get(address, 0)
 
     def dispatch(self, keys: Any, address: str, stimulus_id: str) -> dict[Any, int]:
         found = [key for key in keys if key not in self.gone]
@@ -252,6 +253,17 @@ async def test_requests_that_nobody_can_serve_do_not_hold_up_the_others():
     bench.enqueue(line, "servable", arrived=1.0)
     await settle()
     assert bench.batches == [(A, ["servable"])]
+
+
+@on_loop
+async def test_a_slow_worker_runs_what_is_too_large_to_travel_to_a_fast_one():
+    bench = Bench()
+    line = bench.open(workers=(B,), seconds=1.0)
+    bench.dispatcher.device_ready("m", "1", A, "cpu", [(1, 5.0), (64, 5.0)])
+    bench.tasks.bytes_away_from = {B: 10**10}
+    bench.enqueue(line, 1, 2, has_dependencies=True)
+    await settle()
+    assert bench.batches == [(A, [1, 2])]
 
 
 @on_loop
