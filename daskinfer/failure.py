@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import clean_exception, error_message
 
+from daskinfer.exceptions import InferenceError
+
 if TYPE_CHECKING:
     from daskinfer.protocol import Failure
+
+
+def contain(function: Callable[..., Any], *args: Any) -> Any:
+    """Call code of the user's, whose exit is an error like any other.
+
+    A ``SystemExit`` that reaches an event loop ends it, and its process with it.
+
+    Parameters
+    ----------
+    function, args
+        What to call.
+
+    Raises
+    ------
+    InferenceError
+        If the function raised what is no :class:`Exception`.
+    Exception
+        What the function raised.
+
+    Examples
+    --------
+    >>> contain(exit, 1)
+    Traceback (most recent call last):
+        ...
+    daskinfer.exceptions.InferenceError: the model would end its process: SystemExit(1)
+    """
+    try:
+        return function(*args)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise InferenceError(f"the model would end its process: {error!r}") from error
 
 
 def dump_failure(error: BaseException) -> Failure:

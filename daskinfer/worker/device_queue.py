@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.worker import _worker_cvar
 
+from daskinfer.failure import contain
 from daskinfer.worker.resources import ResourceAccount
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class DeviceQueue:
         """
         loop = asyncio.get_running_loop()
         if not needed:
-            return await loop.run_in_executor(self._thread, function, *args)
+            return await loop.run_in_executor(self._thread, contain, function, *args)
         async with self._turn, self.account.hold(needed):
-            return await loop.run_in_executor(self._thread, function, *args)
+            return await loop.run_in_executor(self._thread, contain, function, *args)
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run a function after all that waits, and wait for nothing."""

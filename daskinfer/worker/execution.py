@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from dask.typing import Key
 
 from daskinfer import payload
+from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
 
@@ -132,8 +133,8 @@ class BatchRun:
         groups: dict[Hashable, list[Item]] = {}
         for item in items:
             try:
-                item.call = item.load()
-                measured = payload.measure(*item.call, self._batch_dim)
+                item.call = contain(item.load)
+                measured = contain(payload.measure, *item.call, self._batch_dim)
             except Exception as error:
                 self._outcome.errors[item.key] = error
                 continue
@@ -155,7 +156,7 @@ class BatchRun:
 
     def _attempt(self, members: list[Item]) -> None:
         try:
-            results = self._run(members)
+            results = contain(self._run, members)
         except AmbiguousOutput as error:
             if len(members) == 1:
                 self._outcome.errors[members[0].key] = error

@@ -13,7 +13,7 @@ from distributed.metrics import monotonic
 
 from daskinfer import config, protocol, transport
 from daskinfer.device import RESOURCE_NAMES
-from daskinfer.failure import dump_failure
+from daskinfer.failure import contain, dump_failure
 from daskinfer.worker.execution import Call
 from daskinfer.worker.inputs import frames
 
@@ -122,7 +122,8 @@ class Loader:
                 return  # undeployed meanwhile
             model = await self._in_thread(self._build, message, parts["artifact"])
             if parts["warmup"] is not None:
-                example = transport.loads(frames(parts["warmup"]))
+                body = frames(parts["warmup"])
+                example = await self._in_thread(transport.loads, body)
                 report["timings"] = await self._warm(model, example)
             self.models[name, version] = model
             report["digest"] = model.digest
@@ -167,11 +168,11 @@ class Loader:
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, *args)
+        return await loop.run_in_executor(self._thread, contain, function, *args)
 
 
 def _detect() -> DeviceReport:
-    from daskinfer.device import detect, load_torch
+    from daskinfer.device import detect
 
-    load_torch()
+    # Never fails: a worker without torch says so, and loading a model will too.
     return detect()
