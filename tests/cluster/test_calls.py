@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ from distributed import Client, get_worker
 from distributed.utils_test import gen_cluster, inc
 
 import daskinfer
-from daskinfer import BatchPolicy, OutputMismatch
+from daskinfer import BatchPolicy, InferenceError, OutputMismatch
 from tests.cluster.helpers import PATIENCE, Local, Probe
 
 
@@ -271,6 +272,39 @@ async def test_user_code_that_fails_in_the_model(
     with pytest.raises(ArithmeticError, match="negative"):
         await model.submit(-X)
     assert (await model.submit(X) == X).all()
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_model_that_ends_the_process(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    model = await daskinfer.deploy(
+        client, lambda x: sys.exit(3) if (x < 0).any() else x, name="exit"
+    )
+    with pytest.raises(InferenceError, match=r"would end its process: SystemExit\(3\)"):
+        await model.submit(-X)
+    assert (await model.submit(X) == X).all()
+
+
+class LockedError(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.lock = threading.Lock()
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_exception_that_cannot_be_pickled(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    def fail(x: Any) -> Any:
+        raise LockedError("what happened")
+
+    model = await daskinfer.deploy(client, fail)
+    for future in (model.submit(X), client.submit(model, X)):
+        with pytest.raises(Exception, match=r"LockedError\('what happened'\)"):
+            await future
 
 
 @pytest.mark.parametrize("by", [-1, 1], ids=["too few", "too many"])
