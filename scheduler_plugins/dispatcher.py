@@ -11,23 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dask.typing import Key
 from distributed.metrics import monotonic, time
-from distributed.protocol.serialize import to_serialize
 
-from daskinfer import protocol, transport
-from daskinfer.failure import dump_failure
-from scheduler_plugins.batching import Batcher, Send
-from scheduler_plugins.latency import LatencyModel
+from daskinfer import protocol
+from scheduler_plugins.batching import Send
+from scheduler_plugins.constraint import Constraint
+from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
-from scheduler_plugins.placement import resolve
-from scheduler_plugins.queueing import Lane, Request, RequestQueue
+from scheduler_plugins.queueing import Lane, Request
+from scheduler_plugins.sending import pickle_inputs, run_message
 from scheduler_plugins.statistics import Statistics
-from scheduler_plugins.taskstate import Constraint
 
 if TYPE_CHECKING:
     from scheduler_plugins.registry import Deployment
@@ -42,49 +40,6 @@ _LANES = 32
 _COSTLY_TRANSFER = 0.002
 #: How often an input may be found missing before its request fails.
 _FETCH_ATTEMPTS = 5
-
-
-@dataclass(slots=True)
-class Batch:
-    """Requests that were sent together and are not answered yet."""
-
-    batch_id: str
-    line: Line
-    device: DeviceLoad
-    run_ids: dict[Key, int]
-    requests: dict[Key, Request]
-    rows: int
-    sent_at: float
-
-
-class Line:
-    """One deployment version: who waits for it, and how its batches are made.
-
-    ``served`` is the device time in seconds it was given, the measure by which
-    deployments take turns.
-    """
-
-    def __init__(self, deployment: Deployment, version: str, link: Link, age: float):
-        policy = deployment.policy
-        self.name = deployment.name
-        self.version = version
-        self.policy = policy
-        self.queue = RequestQueue(age)
-        self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
-        self.batcher = Batcher(
-            policy, self.latency, resolve(deployment.placement), link
-        )
-        self.devices: dict[str, DeviceLoad] = {}
-        self.device_class = ""  # of the latest device
-        self.served = 0.0
-        self.in_flight = 0
-        self.starved_since: float | None = None
-
-    def __repr__(self) -> str:
-        return (
-            f"<Line {self.name!r} {self.version!r} waiting: {len(self.queue)} "
-            f"in flight: {self.in_flight} devices: {len(self.devices)}>"
-        )
 
 
 @dataclass(slots=True)
@@ -232,11 +187,6 @@ class Dispatcher:
         line.batcher.arrived(request.rows, monotonic())
         self.wake()
 
-    def discard(self, request: Request, line: Line | None) -> None:
-        """A request does not wait any more."""
-        if line is not None:
-            line.queue.discard(request)
-
     def unassign(self, request: Request) -> None:
         """A request is not part of its batch any more."""
         batch = self.batches.get(request.batch or "")
@@ -320,7 +270,7 @@ class Dispatcher:
                 oldest=head.arrived,
                 devices=devices,
                 transfer=self._transfer(head) if head.has_dependencies else None,
-                alone=_is_alone(lane),
+                alone=cast(LaneKey, lane.key).alone is not None,
             )
             if isinstance(decision, Send):
                 line.starved_since = None
@@ -346,7 +296,7 @@ class Dispatcher:
         return math.inf
 
     def _admitted(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
-        constraint = _constraint(lane)
+        constraint = cast(LaneKey, lane.key).constraint
         if constraint.anywhere:
             return ready
         admitted = [d for d in ready if self.tasks.admits(constraint, d.name)]
@@ -362,7 +312,7 @@ class Dispatcher:
             self.tasks.missing_bytes(head.key, device.name) / bandwidth
         )
 
-    def _lane(self, request: Request) -> Hashable:
+    def _lane(self, request: Request) -> LaneKey:
         """Who may share a pass with a request."""
         alone = home = None
         if self.tasks.suspicious(request.key):
@@ -371,7 +321,8 @@ class Dispatcher:
         elif request.has_dependencies:
             costly = _COSTLY_TRANSFER * self.tasks.bandwidth
             home = self.tasks.home(request.key, costly)
-        return (request.signature, request.constraint, alone, home)
+        constraint = cast(Constraint, request.constraint)
+        return LaneKey(request.signature, constraint, alone, home)
 
     def _busy(self) -> list[Line]:
         return [line for line in self.lines.values() if line.queue.count]
@@ -401,7 +352,7 @@ class Dispatcher:
             sum(request.rows for request in requests if request.key in run_ids),
             now,
         )
-        payloads, failures = self._payloads(batch)
+        payloads, failures = pickle_inputs(self.tasks, batch.requests)
         # Registered before anything can fail, so that every exit passes one door.
         self.batches[batch_id] = batch
         for request in batch.requests.values():
@@ -418,58 +369,7 @@ class Dispatcher:
             self._close_batch(batch)
             line.batcher.lost(batch_id, decision.device, now)
             return
-        pass_sizes, pass_rows = self._pass_sizes(line, decision, batch.rows)
-        message: protocol.RunMessage = {
-            "op": protocol.RUN,
-            "batch": batch_id,
-            "name": line.name,
-            "version": line.version,
-            "keys": list(payloads),
-            "payloads": list(payloads.values()),
-            "who_has": self.tasks.who_has(payloads),
-            "pass_sizes": pass_sizes,
-            "pass_rows": pass_rows,
-            "stimulus_id": stimulus_id,
-        }
-        self._send(address, message)
-
-    def _payloads(
-        self, batch: Batch
-    ) -> tuple[dict[Key, protocol.Payload], dict[Key, protocol.Failure]]:
-        """Pickled inputs; and who has inputs that cannot be pickled."""
-        payloads: dict[Key, protocol.Payload] = {}
-        failures: dict[Key, protocol.Failure] = {}
-        for key in batch.requests:
-            try:
-                payloads[key] = self.tasks.payload(key, _pickle)
-            except Exception as error:
-                failures[key] = dump_failure(error)
-        return payloads, failures
-
-    def _pass_sizes(
-        self, line: Line, decision: Send, rows: int
-    ) -> tuple[list[int], int]:
-        """How a worker cuts a batch that is larger than one pass.
-
-        Returns
-        -------
-        sizes, rows
-            Sizes of the first passes, to measure what was never measured; and of
-            all others.
-        """
-        limit = line.latency.ceiling(decision.device.device_class)
-        if rows <= limit:
-            return [], limit
-        measured = set(line.latency.sizes(decision.device.device_class))
-        best = line.batcher.best_size(decision.device.device_class)
-        candidates = line.policy.allowed_batch_sizes or [
-            1 << i for i in range(limit.bit_length())
-        ]
-        unknown = [n for n in candidates if n <= limit and n not in measured]
-        # Each twice: the first run of a size is distrusted.
-        trials = [n for n in unknown for _ in range(2)]
-        affordable = sum(trials) <= rows / 2
-        return (trials if affordable else []), (limit if unknown else best)
+        self._send(address, run_message(self.tasks, batch, payloads))
 
     def _drop_unwanted(self) -> None:
         for batch_id, keys in self._unwanted.items():
@@ -568,20 +468,3 @@ class Dispatcher:
             request.batch = None
         batch.requests.clear()
         self._unwanted.pop(batch.batch_id, None)
-
-
-def _pickle(inputs: Any) -> protocol.Payload:
-    frames = transport.dumps(inputs)
-    if len(frames) == 1:
-        return bytes(frames[0])
-    return [to_serialize(frame) for frame in frames]
-
-
-def _constraint(lane: Lane) -> Constraint:
-    constraint = lane.key[1]  # type: ignore[index]
-    assert isinstance(constraint, Constraint)
-    return constraint
-
-
-def _is_alone(lane: Lane) -> bool:
-    return lane.key[2] is not None  # type: ignore[index]

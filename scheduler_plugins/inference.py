@@ -15,13 +15,16 @@ from distributed.metrics import monotonic
 from distributed.protocol.pickle import dumps
 
 from daskinfer import config, payload, protocol
-from daskinfer.exceptions import InferenceError, UnknownDeployment
+from daskinfer.exceptions import InferenceError
 from daskinfer.handle import Model
-from scheduler_plugins.dispatcher import Dispatcher, Line
+from scheduler_plugins.constraint import ANYWHERE, Constraint
+from scheduler_plugins.diagnosis import Diagnosis
+from scheduler_plugins.dispatcher import Dispatcher
+from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
 from scheduler_plugins.service import Service
-from scheduler_plugins.taskstate import ANYWHERE, Constraint, NewTask, TaskStates
+from scheduler_plugins.taskstate import NewTask, TaskStates
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -105,6 +108,7 @@ class InferencePlugin(SchedulerPlugin):
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
         )
+        self.diagnosis = Diagnosis(self.registry, self.tasks)
         self.service = Service(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
         scheduler.stream_handlers.update(
@@ -228,8 +232,8 @@ class InferencePlugin(SchedulerPlugin):
         request = self.requests.get(key)
         if request is None:
             return
-        if request.waiting:
-            self.dispatcher.discard(request, self._line_of(request))
+        if request.queue is not None:
+            request.queue.discard(request)
         if request.batch is not None and start == "processing":
             self.dispatcher.unassign(request)
         if finish == "no-worker":
@@ -302,7 +306,9 @@ class InferencePlugin(SchedulerPlugin):
         self.service.changed()
 
     @guarded
-    def hello(self, devices: dict[str, str], reasons: dict[str, str], worker: str) -> None:
+    def hello(
+        self, devices: dict[str, str], reasons: dict[str, str], worker: str
+    ) -> None:
         """A worker's runtime is set up: load what is deployed."""
         ws = self.scheduler.workers.get(worker)
         if ws is not None:
@@ -386,40 +392,10 @@ class InferencePlugin(SchedulerPlugin):
         busy = len(self.dispatcher.busy_workers())
         return max(busy, -int(-waiting // target))
 
-    # Reports
-
-    def problem(self, line: Line) -> str | None:
-        """Why what waits for a version is not served, or None."""
-        try:
-            problem = self.registry.problem(line.name, line.version)
-        except UnknownDeployment:
-            return None
-        if problem is not None or not line.queue.count:
-            return problem
-        running = set(self.tasks.running())
-        ready = [address for address in line.devices if address in running]
-        if not ready:
-            return "every ready worker is paused or closing"
-        for lane in line.queue.oldest(1):
-            constraint = lane.key[1]  # type: ignore[index]
-            if not any(self.tasks.admits(constraint, address) for address in ready):
-                return self._unsatisfied(constraint)
-        return None
-
-    def _unsatisfied(self, constraint: Constraint) -> str:
-        told = [f"requests ask for {constraint}, which no ready worker satisfies"]
-        for resource, _ in constraint.resources:
-            declared = ", ".join(
-                f"{address} has {amount:g}"
-                for address, amount in sorted(self.tasks.declared(resource).items())
-            )
-            told.append(f"{resource}: {declared or 'no worker declares it'}")
-        return "; ".join(told)
-
     def _report_starving(self, line: Line) -> None:
         message = (
             f"{len(line.queue)} requests for {line.name!r} are waiting: "
-            f"{self.problem(line)}"
+            f"{self.diagnosis.problem(line)}"
         )
         logger.warning(message)
         self.scheduler.log_event("warn", {"message": dumps(message)})

@@ -49,6 +49,8 @@ class Request:
         The batch it was sent with, while it is running.
     dispatched
         When that was sent.
+    queue
+        The queue it waits in, or waited in last.
     ended
         Whether it was answered, or has failed.
     error
@@ -69,6 +71,7 @@ class Request:
     attempts: int = 0
     batch: str | None = None
     dispatched: float = 0.0
+    queue: RequestQueue | None = None
     ended: bool = False
     error: Exception | None = None
     _entry: _Entry | None = field(default=None, repr=False)
@@ -215,6 +218,7 @@ class RequestQueue:
         if lane is None:
             lane = self._lanes[request.lane] = Lane(request.lane)
         lane.push(request)
+        request.queue = self
         self.count += 1
         self.rows += request.rows
         if lane.head() is request:

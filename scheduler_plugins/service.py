@@ -19,8 +19,8 @@ from scheduler_plugins.registry import Deployment, ReplicaState, Version
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
-    from scheduler_plugins.dispatcher import Line
     from scheduler_plugins.inference import InferencePlugin
+    from scheduler_plugins.line import Line
 
 
 class Service:
@@ -120,7 +120,8 @@ class Service:
                     problem = f"still loading on {', '.join(sorted(loading))}"
                 return {
                     "status": "timeout",
-                    "message": f"{name!r} was not ready within {timeout:g} s: {problem}",
+                    "message": f"{name!r} was not ready within {timeout:g} s: "
+                    f"{problem}",
                 }
 
     def _everybody_came(self) -> bool:
@@ -226,7 +227,7 @@ class Service:
             mean_batch_size=counts.rows / counts.passes if counts.passes else None,
             throughput=counts.throughput(now),
             latency=counts.latency(),
-            problem=self.plugin.problem(active),
+            problem=self.plugin.diagnosis.problem(active),
         )
 
     def _addresses(self) -> list[str]:

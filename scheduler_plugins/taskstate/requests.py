@@ -1,29 +1,20 @@
-"""The only module that touches the inner state of Dask's scheduler.
-
-A request is an ordinary Dask task that no worker is ever asked to compute. It is
-*parked* in the state ``no-worker`` by a restriction to an address that does not
-exist; when its batch is sent it is moved to ``processing`` on the chosen worker by
-Dask's own transition, whose compute-task message is thrown away; when the batch is
-answered it goes to ``memory``, again by Dask's own transition. So whatever Dask
-does with tasks (progress bars, task streams, cancellation, recomputing what a dead
-worker held, ``KilledWorker``) works for requests too.
-
-Everything here runs on the scheduler's event loop.
-"""
+"""What is changed in the scheduler's state: the life of a request's task."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed.core import Status
 
 from daskinfer.exceptions import NotServable
 from daskinfer.failure import dump_failure
 from daskinfer.handle import Model
+from scheduler_plugins.constraint import Constraint
+from scheduler_plugins.taskstate import guards
+from scheduler_plugins.taskstate.changes import Changes
+from scheduler_plugins.taskstate.facts import Facts, FastTask
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -34,79 +25,6 @@ if TYPE_CHECKING:
 PARKED_AT = "tcp://daskinfer-parked:0"
 
 _PARKED = frozenset({PARKED_AT})
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """Where the user allows a request to run.
-
-    Parameters
-    ----------
-    workers
-        Worker addresses, or None for any.
-    hosts
-        Host names; a worker in ``workers`` or on one of them will do.
-    resources
-        ``(name, amount)`` pairs a worker must have declared.
-    preferred_only
-        Whether ``workers`` and ``hosts`` are only a preference.
-
-    Examples
-    --------
-    >>> Constraint().anywhere
-    True
-    """
-
-    workers: frozenset[str] | None = None
-    hosts: frozenset[str] | None = None
-    resources: tuple[tuple[str, float], ...] = ()
-    preferred_only: bool = False
-
-    @property
-    def anywhere(self) -> bool:
-        """Whether every worker will do."""
-        return self.workers is None and self.hosts is None and not self.resources
-
-    def __str__(self) -> str:
-        parts = []
-        if self.workers is not None or self.hosts is not None:
-            places = sorted((self.workers or set()) | (self.hosts or set()))
-            parts.append("workers " + ", ".join(places))
-        if self.resources:
-            parts.append(
-                "resources " + ", ".join(f"{name}={n:g}" for name, n in self.resources)
-            )
-        return " and ".join(parts) or "any worker"
-
-
-ANYWHERE = Constraint()
-
-
-class FastTask:
-    """The ``run_spec`` of a request that came by the fast path.
-
-    Dask never runs it; it marks the task as a request and keeps the inputs, still
-    pickled, for as long as the task lives, as a graph would.
-    """
-
-    __slots__ = ("dependencies", "func", "key", "payload")
-
-    data_producer = False
-
-    def __init__(
-        self,
-        key: Key,
-        func: Model,
-        payload: protocol.Payload,
-        dependencies: frozenset[Key],
-    ) -> None:
-        self.key = key
-        self.func = func
-        self.payload = payload
-        self.dependencies = dependencies
-
-    def __repr__(self) -> str:
-        return f"<FastTask {self.key!r} {self.func!r}>"
 
 
 @dataclass(slots=True)
@@ -121,7 +39,7 @@ class NewTask:
     retries: int
 
 
-class TaskStates:
+class TaskStates(Facts):
     """Parks, dispatches, completes and fails requests in a scheduler's state.
 
     Parameters
@@ -131,113 +49,22 @@ class TaskStates:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+        super().__init__(scheduler)
         self._sequence = 0
 
-    def __repr__(self) -> str:
-        return f"<TaskStates of {self.scheduler.address}>"
+    def guard(
+        self, is_request: Callable[[Key], bool], wanted: Callable[[], int]
+    ) -> None:
+        """As :func:`scheduler_plugins.taskstate.guards.guard`, for this scheduler."""
+        guards.guard(self.scheduler, is_request, wanted)
 
-    # What is there
+    def tune_stream(self, address: str, interval: float) -> None:
+        """Shorten the interval in which messages to a worker are collected."""
+        guards.tune(self.scheduler.stream_comms.get(address), interval)
 
-    def model_of(self, key: Key) -> Model | None:
-        """The handle a task calls, if it is a request and nothing else."""
-        ts = self.scheduler.tasks.get(key)
-        func = getattr(ts.run_spec, "func", None) if ts is not None else None
-        return func if isinstance(func, Model) else None
-
-    def inputs(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The ``(args, kwargs)`` of a request that came with a graph."""
-        spec: Any = self.scheduler.tasks[key].run_spec
-        return spec.args, spec.kwargs
-
-    def payload(
-        self, key: Key, pickle: Callable[[Any], protocol.Payload]
-    ) -> protocol.Payload:
-        """A request's pickled inputs, as they came or pickled now."""
-        spec: Any = self.scheduler.tasks[key].run_spec
-        return spec.payload if isinstance(spec, FastTask) else pickle(self.inputs(key))
-
-    def has_dependencies(self, key: Key) -> bool:
-        """Whether some of a request's inputs are results of other tasks."""
-        return bool(self.scheduler.tasks[key].dependencies)
-
-    def priority(self, key: Key) -> float:
-        """What the user gave as ``priority=``."""
-        priority = self.scheduler.tasks[key].priority
-        return -float(priority[0]) if priority else 0.0
-
-    def suspicious(self, key: Key) -> int:
-        """How many workers have died while they had this request."""
-        return self.scheduler.tasks[key].suspicious
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second between workers, as Dask measures it."""
-        return float(self.scheduler.bandwidth)
-
-    def who_has(self, keys: Iterable[Key]) -> dict[Key, list[str]]:
-        """Addresses of the workers that hold the inputs of these requests."""
-        tasks = self.scheduler.tasks
-        return {
-            dts.key: [ws.address for ws in dts.who_has or ()]
-            for key in keys
-            for dts in tasks[key].dependencies
-        }
-
-    def missing_bytes(self, key: Key, address: str) -> int:
-        """Bytes of a request's inputs that would have to travel to a worker."""
-        ts, ws = self.scheduler.tasks.get(key), self.scheduler.workers.get(address)
-        if ts is None or not ts.dependencies:
-            return 0
-        return sum(
-            dts.get_nbytes()
-            for dts in ts.dependencies
-            if ws is None or ws not in (dts.who_has or ())
-        )
-
-    def home(self, key: Key, at_least: float) -> str | None:
-        """The worker that holds most of a request's inputs.
-
-        None where less than ``at_least`` bytes would travel to any other.
-        """
-        held: dict[str, int] = {}
-        total = 0
-        for dts in self.scheduler.tasks[key].dependencies:
-            nbytes = dts.get_nbytes()
-            total += nbytes
-            for ws in dts.who_has or ():
-                held[ws.address] = held.get(ws.address, 0) + nbytes
-        if total < at_least or not held:
-            return None
-        return max(held, key=held.__getitem__)
-
-    def running(self) -> list[str]:
-        """Addresses of the workers that may be given work."""
-        return [ws.address for ws in self.scheduler.running]
-
-    def declares(self, address: str, resources: Iterable[tuple[str, float]]) -> bool:
-        """Whether a worker has declared at least these resources."""
-        ws = self.scheduler.workers.get(address)
-        return ws is not None and all(
-            ws.resources.get(name, 0) >= amount for name, amount in resources
-        )
-
-    def declared(self, resource: str) -> dict[str, float]:
-        """Which workers have declared a resource, and how much of it."""
-        return dict(self.scheduler.resources.get(resource, {}))
-
-    def admits(self, constraint: Constraint, address: str) -> bool:
-        """Whether a constraint allows a worker, preferences aside."""
-        if not self.declares(address, constraint.resources):
-            return False
-        if constraint.workers is None and constraint.hosts is None:
-            return True
-        if constraint.workers is not None and address in constraint.workers:
-            return True
-        ws = self.scheduler.workers[address]
-        return constraint.hosts is not None and ws.host in {
-            self.scheduler.coerce_hostname(host) for host in constraint.hosts
-        }
+    def tune_client_stream(self, client: str, interval: float) -> None:
+        """Shorten the interval in which messages to a client are collected."""
+        guards.tune(self.scheduler.client_comms.get(client), interval)
 
     # Catching
 
@@ -266,20 +93,6 @@ class TaskStates:
         if is_actor:
             raise NotServable("a deployed model cannot be an actor: leave out actor=")
         return asked
-
-    def resolve_workers(
-        self, workers: Sequence[str] | None
-    ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-        """Split what a user names into worker addresses and host names."""
-        if workers is None:
-            return None, None
-        addresses, hosts = set(), set()
-        for worker in workers:
-            try:
-                addresses.add(self.scheduler.coerce_address(worker))
-            except ValueError:
-                hosts.add(worker)
-        return frozenset(addresses) or None, frozenset(hosts) or None
 
     def create(
         self, client: str, new: Sequence[NewTask], stimulus_id: str
@@ -374,7 +187,7 @@ class TaskStates:
         stealing = s.extensions.get("stealing")
         target = {address}
         run_ids: dict[Key, int] = {}
-        changes = _Changes(s)
+        changes = Changes(s)
         for key in keys:
             ts = s.tasks.get(key)
             if ts is None or ts.state != "no-worker":
@@ -441,7 +254,7 @@ class TaskStates:
         if ws is None:
             return []
         stimulus_id = message["stimulus_id"]
-        changes = _Changes(s)
+        changes = Changes(s)
         completed: list[Key] = []
         stale: list[Key] = []
         types, typenames = message["types"], message["typenames"]
@@ -507,7 +320,7 @@ class TaskStates:
             Those that have failed for good.
         """
         s = self.scheduler
-        changes = _Changes(s)
+        changes = Changes(s)
         failed: list[Key] = []
         for key, failure in failures.items():
             ts = s.tasks.get(key)
@@ -543,7 +356,7 @@ class TaskStates:
         """Fail requests that wait, with an exception made here."""
         s = self.scheduler
         failure = dump_failure(error)
-        changes = _Changes(s)
+        changes = Changes(s)
         failed: list[Key] = []
         for key in keys:
             ts = s.tasks.get(key)
@@ -566,109 +379,8 @@ class TaskStates:
             stimulus_id,
         )
 
-    # What Dask would do with parked tasks, and should not
-
-    def guard(
-        self, is_request: Callable[[Key], bool], wanted: Callable[[], int]
-    ) -> None:
-        """Keep Dask's time-outs and autoscaling from misreading parked requests.
-
-        Parameters
-        ----------
-        is_request
-            Whether a key is a request of ours.
-        wanted
-            How many workers the waiting requests justify.
-        """
-        s = self.scheduler
-        check = s._check_unrunnable_task_timeouts
-        target = s.handlers["adaptive_target"]
-
-        @contextlib.contextmanager
-        def hidden() -> Iterator[None]:
-            requests = {
-                ts: since for ts, since in s.unrunnable.items() if is_request(ts.key)
-            }
-            for ts in requests:
-                del s.unrunnable[ts]
-            try:
-                yield
-            finally:
-                s.unrunnable.update(
-                    (ts, since)
-                    for ts, since in requests.items()
-                    if ts.state == "no-worker"
-                )
-
-        def check_others(*args: Any, **kwargs: Any) -> Any:
-            # `no-workers-timeout` would fail requests that wait for their batch.
-            with hidden():
-                return check(*args, **kwargs)
-
-        def adaptive_target(*args: Any, **kwargs: Any) -> int:
-            # Dask takes each parked request for half a second of work.
-            with hidden():
-                own: int = target(*args, **kwargs)
-            return max(own, wanted())
-
-        s._check_unrunnable_task_timeouts = check_others  # type: ignore[method-assign]
-        s.handlers["adaptive_target"] = adaptive_target
-
-    def tune_stream(self, address: str, interval: float) -> None:
-        """Shorten the interval in which messages to a worker are collected."""
-        stream = self.scheduler.stream_comms.get(address)
-        if stream is not None:
-            _tune(stream, interval)
-
-    def tune_client_stream(self, client: str, interval: float) -> None:
-        """Shorten the interval in which messages to a client are collected."""
-        stream = self.scheduler.client_comms.get(client)
-        if stream is not None:
-            _tune(stream, interval)
-
-    def is_running(self, address: str) -> bool:
-        """Whether a worker is there and neither paused nor closing."""
-        ws = self.scheduler.workers.get(address)
-        return ws is not None and ws.status == Status.running
-
-
-class _Changes:
-    """What several transitions ask for, applied together."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._recommendations: dict[Key, Any] = {}
-        self._client_msgs: dict[str, list[Any]] = {}
-        self._worker_msgs: dict[str, list[Any]] = {}
-
-    def add(self, changes: tuple[Any, dict[str, Any], dict[str, Any]]) -> None:
-        recommendations, client_msgs, worker_msgs = changes
-        self._recommendations.update(recommendations)
-        for client, messages in client_msgs.items():
-            self._client_msgs.setdefault(client, []).extend(messages)
-        for worker, messages in worker_msgs.items():
-            self._worker_msgs.setdefault(worker, []).extend(messages)
-
-    def tell_worker(self, address: str, message: dict[str, Any]) -> None:
-        self._worker_msgs.setdefault(address, []).append(message)
-
-    def apply(self, stimulus_id: str) -> None:
-        s = self._scheduler
-        s._transitions(
-            self._recommendations, self._client_msgs, self._worker_msgs, stimulus_id
-        )
-        s.send_all(self._client_msgs, self._worker_msgs)
-
 
 def _asked_workers(ts: TaskState) -> frozenset[str] | None:
     if not ts.worker_restrictions or ts.worker_restrictions == _PARKED:
         return None
     return frozenset(ts.worker_restrictions)
-
-
-def _tune(stream: Any, interval: float) -> None:
-    stream.interval = interval
-    # Dask keeps the last thousand messages for debugging, here with all the inputs
-    # and outputs they carry.
-    stream.recent_message_log.clear()
-    stream.recent_message_log = type(stream.recent_message_log)(maxlen=0)

@@ -1,0 +1,80 @@
+"""A deployment version in service: who waits for it, and what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dask.typing import Key
+
+from scheduler_plugins.batching import Batcher
+from scheduler_plugins.constraint import Constraint
+from scheduler_plugins.latency import LatencyModel
+from scheduler_plugins.load import DeviceLoad, Link
+from scheduler_plugins.placement import resolve
+from scheduler_plugins.queueing import Request, RequestQueue
+
+if TYPE_CHECKING:
+    from scheduler_plugins.registry import Deployment
+
+
+class LaneKey(NamedTuple):
+    """What requests have in common that may share a forward pass.
+
+    ``alone`` is the key of a request that must not share one, ``home`` the worker
+    that holds inputs too large to move lightly.
+    """
+
+    signature: Hashable
+    constraint: Constraint
+    alone: Key | None = None
+    home: str | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that were sent together and are not answered yet."""
+
+    batch_id: str
+    line: Line
+    device: DeviceLoad
+    run_ids: dict[Key, int]
+    requests: dict[Key, Request]
+    rows: int
+    sent_at: float
+
+    @property
+    def stimulus_id(self) -> str:
+        """What Dask's logs call the sending of this batch."""
+        return f"daskinfer-run-{self.batch_id}"
+
+
+class Line:
+    """One deployment version: who waits for it, and how its batches are made.
+
+    ``served`` is the device time in seconds it was given, the measure by which
+    deployments take turns.
+    """
+
+    def __init__(self, deployment: Deployment, version: str, link: Link, age: float):
+        policy = deployment.policy
+        self.name = deployment.name
+        self.version = version
+        self.policy = policy
+        self.queue = RequestQueue(age)
+        self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
+        self.batcher = Batcher(
+            policy, self.latency, resolve(deployment.placement), link
+        )
+        self.devices: dict[str, DeviceLoad] = {}
+        self.device_class = ""  # of the latest device
+        self.served = 0.0
+        self.in_flight = 0
+        self.starved_since: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Line {self.name!r} {self.version!r} waiting: {len(self.queue)} "
+            f"in flight: {self.in_flight} devices: {len(self.devices)}>"
+        )

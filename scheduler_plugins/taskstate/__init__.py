@@ -1,0 +1,26 @@
+"""The only package that touches the inner state of Dask's scheduler.
+
+A request is an ordinary Dask task that no worker is ever asked to compute. It is
+*parked* in the state ``no-worker`` by a restriction to an address that does not
+exist; when its batch is sent it is moved to ``processing`` on the chosen worker by
+Dask's own transition, whose compute-task message is thrown away; when the batch is
+answered it goes to ``memory``, again by Dask's own transition. So whatever Dask
+does with tasks (progress bars, task streams, cancellation, recomputing what a dead
+worker held, ``KilledWorker``) works for requests too.
+
+``facts``
+    what is read: tasks, workers, who holds what
+``requests``
+    what is changed: park, create, dispatch, complete, fail
+``guards``
+    what Dask would do with parked tasks, and should not
+
+Everything here runs on the scheduler's event loop.
+"""
+
+from __future__ import annotations
+
+from scheduler_plugins.taskstate.facts import FastTask
+from scheduler_plugins.taskstate.requests import PARKED_AT, NewTask, TaskStates
+
+__all__ = ["PARKED_AT", "FastTask", "NewTask", "TaskStates"]

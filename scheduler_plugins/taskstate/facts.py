@@ -1,0 +1,183 @@
+"""What is read of the scheduler's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.core import Status
+
+from daskinfer.handle import Model
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from daskinfer import protocol
+    from scheduler_plugins.constraint import Constraint
+
+
+class FastTask:
+    """The ``run_spec`` of a request that came by the fast path.
+
+    Dask never runs it; it marks the task as a request and keeps the inputs, still
+    pickled, for as long as the task lives, as a graph would.
+    """
+
+    __slots__ = ("dependencies", "func", "key", "payload")
+
+    data_producer = False
+
+    def __init__(
+        self,
+        key: Key,
+        func: Model,
+        payload: protocol.Payload,
+        dependencies: frozenset[Key],
+    ) -> None:
+        self.key = key
+        self.func = func
+        self.payload = payload
+        self.dependencies = dependencies
+
+    def __repr__(self) -> str:
+        return f"<FastTask {self.key!r} {self.func!r}>"
+
+
+class Facts:
+    """Answers questions about tasks and workers; changes nothing.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler that is asked.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.scheduler.address}>"
+
+    # Tasks
+
+    def model_of(self, key: Key) -> Model | None:
+        """The handle a task calls, if it is a request and nothing else."""
+        ts = self.scheduler.tasks.get(key)
+        func = getattr(ts.run_spec, "func", None) if ts is not None else None
+        return func if isinstance(func, Model) else None
+
+    def inputs(self, key: Key) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The ``(args, kwargs)`` of a request that came with a graph."""
+        spec: Any = self.scheduler.tasks[key].run_spec
+        return spec.args, spec.kwargs
+
+    def payload(
+        self, key: Key, pickle: Callable[[Any], protocol.Payload]
+    ) -> protocol.Payload:
+        """A request's pickled inputs, as they came or pickled now."""
+        spec: Any = self.scheduler.tasks[key].run_spec
+        return spec.payload if isinstance(spec, FastTask) else pickle(self.inputs(key))
+
+    def has_dependencies(self, key: Key) -> bool:
+        """Whether some of a request's inputs are results of other tasks."""
+        return bool(self.scheduler.tasks[key].dependencies)
+
+    def priority(self, key: Key) -> float:
+        """What the user gave as ``priority=``."""
+        priority = self.scheduler.tasks[key].priority
+        return -float(priority[0]) if priority else 0.0
+
+    def suspicious(self, key: Key) -> int:
+        """How many workers have died while they had this request."""
+        return self.scheduler.tasks[key].suspicious
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second between workers, as Dask measures it."""
+        return float(self.scheduler.bandwidth)
+
+    def who_has(self, keys: Iterable[Key]) -> dict[Key, list[str]]:
+        """Addresses of the workers that hold the inputs of these requests."""
+        tasks = self.scheduler.tasks
+        return {
+            dts.key: [ws.address for ws in dts.who_has or ()]
+            for key in keys
+            for dts in tasks[key].dependencies
+        }
+
+    def missing_bytes(self, key: Key, address: str) -> int:
+        """Bytes of a request's inputs that would have to travel to a worker."""
+        ts, ws = self.scheduler.tasks.get(key), self.scheduler.workers.get(address)
+        if ts is None or not ts.dependencies:
+            return 0
+        return sum(
+            dts.get_nbytes()
+            for dts in ts.dependencies
+            if ws is None or ws not in (dts.who_has or ())
+        )
+
+    def home(self, key: Key, at_least: float) -> str | None:
+        """The worker that holds most of a request's inputs.
+
+        None where less than ``at_least`` bytes would travel to any other.
+        """
+        held: dict[str, int] = {}
+        total = 0
+        for dts in self.scheduler.tasks[key].dependencies:
+            nbytes = dts.get_nbytes()
+            total += nbytes
+            for ws in dts.who_has or ():
+                held[ws.address] = held.get(ws.address, 0) + nbytes
+        if total < at_least or not held:
+            return None
+        return max(held, key=held.__getitem__)
+
+    # Workers
+
+    def running(self) -> list[str]:
+        """Addresses of the workers that may be given work."""
+        return [ws.address for ws in self.scheduler.running]
+
+    def declares(self, address: str, resources: Iterable[tuple[str, float]]) -> bool:
+        """Whether a worker has declared at least these resources."""
+        ws = self.scheduler.workers.get(address)
+        return ws is not None and all(
+            ws.resources.get(name, 0) >= amount for name, amount in resources
+        )
+
+    def declared(self, resource: str) -> dict[str, float]:
+        """Which workers have declared a resource, and how much of it."""
+        return dict(self.scheduler.resources.get(resource, {}))
+
+    def admits(self, constraint: Constraint, address: str) -> bool:
+        """Whether a constraint allows a worker, preferences aside."""
+        if not self.declares(address, constraint.resources):
+            return False
+        if constraint.workers is None and constraint.hosts is None:
+            return True
+        if constraint.workers is not None and address in constraint.workers:
+            return True
+        ws = self.scheduler.workers[address]
+        return constraint.hosts is not None and ws.host in {
+            self.scheduler.coerce_hostname(host) for host in constraint.hosts
+        }
+
+    def is_running(self, address: str) -> bool:
+        """Whether a worker is there and neither paused nor closing."""
+        ws = self.scheduler.workers.get(address)
+        return ws is not None and ws.status == Status.running
+
+    def resolve_workers(
+        self, workers: Sequence[str] | None
+    ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """Split what a user names into worker addresses and host names."""
+        if workers is None:
+            return None, None
+        addresses, hosts = set(), set()
+        for worker in workers:
+            try:
+                addresses.add(self.scheduler.coerce_address(worker))
+            except ValueError:
+                hosts.add(worker)
+        return frozenset(addresses) or None, frozenset(hosts) or None
