@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from typing import Any
 
 import numpy as np
@@ -203,17 +204,19 @@ async def test_no_worker_with_the_deployments_resource(
     model = await daskinfer.deploy(
         client, Probe(), name="net", resources={"NPU": 1}, wait=False
     )
-    said: list[str] = []
-    client.subscribe_topic("warn", lambda event: said.append(str(event)))
-    with captured_logger("distributed.inference.plugin") as log:
+    with (
+        captured_logger("distributed.inference.plugin") as log,
+        warnings.catch_warnings(record=True) as shown,
+    ):
+        warnings.simplefilter("always")
         future = model.submit(X)
-        await until(lambda: "are waiting" in log.getvalue())
+        await until(lambda: bool(shown))
     wanted = f"needs NPU=1; {worker.address}: it lacks NPU=1 (it has GPU=1)"
-    assert f"1 requests for 'net' are waiting: no worker is ready: {wanted}" in (
-        log.getvalue()
-    )
+    told = f"1 requests for 'net' are waiting: no worker is ready: {wanted}"
+    # In the client's own process, and in the scheduler's log.
+    assert told in str(shown[0].message)
+    assert told in log.getvalue()
     assert wanted in ((await model.status()).problem or "")
-    await until(lambda: bool(said))
     assert not future.done()
     async with Worker(scheduler.address, resources={"NPU": 1}) as npu:
         assert_same(await future, X * 2)

@@ -6,9 +6,10 @@ import threading
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_client
 
 import daskinfer
 from tests.cluster.helpers import PATIENCE
@@ -98,3 +99,35 @@ def test_all_the_rest_is_synchronous(client: Client, model: Any) -> None:
 def test_without_naming_the_client(model: Any) -> None:
     # A handle that travelled has none: it takes the current one.
     assert (daskinfer.Model("double")(X) == X * 2).all()
+
+
+def test_predict(model: Any) -> None:
+    assert (model.predict(X) == X * 2).all()
+    lazy = model.predict(da.from_array(X, chunks=(1, 2)))
+    assert (lazy.sum().compute(), lazy.numblocks) == ((X * 2).sum(), (3, 1))
+
+
+def test_map_blocks(model: Any) -> None:
+    doubled = da.from_array(X, chunks=(1, 2)).map_blocks(model)
+    assert doubled.dtype == X.dtype
+    assert (doubled.compute() == X * 2).all()
+
+
+def test_undeploy(client: Client) -> None:
+    model = daskinfer.deploy(client, double, name="short-lived")
+    model.undeploy()
+    with pytest.raises(daskinfer.UnknownDeployment, match="'short-lived'"):
+        model(X)
+
+
+def test_deploy_in_a_task(client: Client) -> None:
+    def task() -> Any:
+        model = daskinfer.deploy(get_client(), double, name="from-a-task")
+        try:
+            return model(X), model.predict(X), model.status().successes
+        finally:
+            model.undeploy()
+
+    called, predicted, successes = client.submit(task).result()
+    assert (called == X * 2).all() and (predicted == X * 2).all()
+    assert successes == 2

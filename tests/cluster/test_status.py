@@ -150,6 +150,7 @@ async def test_what_waits_and_what_runs(
     assert status.in_flight >= 1 and status.waiting >= 1
     (of_worker,) = status.workers
     assert of_worker.in_flight == status.in_flight
+    assert of_worker.load > 0
     assert of_worker.latency is None
 
     # One that waits, and the one that runs; all the others are answered.
