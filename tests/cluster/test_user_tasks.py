@@ -66,7 +66,7 @@ async def test_requests_are_answered_while_many_tasks_wait(c, s, a, b):
 async def test_a_batch_waits_for_a_task_that_has_the_device(c, s, a):
     probe = Probe()
     model = await deploy(c, probe, device="cpu", resources={"NPU": 1})
-    account = a.plugins["daskinfer-runtime"].account
+    account = a.plugins["daskinfer-runtime"].device.account
     task = Probe(is_open=False)
     holder = c.submit(task, 1, resources={"NPU": 1})
     await task.entered()
