@@ -167,7 +167,12 @@ async def test_what_waits_and_what_runs(
     assert len(probe.calls) == 9
 
 
-@gen_cluster(client=True, nthreads=[("", 1)])
+@gen_cluster(
+    client=True,
+    nthreads=[("", 1)],
+    # Else Dask lets a worker with free memory go on by itself.
+    config={"distributed.worker.memory.pause": False},
+)
 async def test_health(client: Client, scheduler: Any, worker: Any) -> None:
     model = await daskinfer.deploy(client, Probe())
     worker.status = Status.paused

@@ -109,7 +109,7 @@ async def test_tied_weights_stay_tied(
     client: Client, scheduler: Any, worker: Any
 ) -> None:
     await daskinfer.deploy(client, Tied(), name="net")
-    deployed: Any = worker.plugins["daskinfer-runtime"].models["net", "1"].function
+    deployed: Any = worker.plugins["daskinfer-runtime"].loader.find("net", "1").function
     assert deployed.encode.weight is deployed.decode.weight
 
 
