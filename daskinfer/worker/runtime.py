@@ -250,25 +250,30 @@ class InferenceRuntime(WorkerPlugin):
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
-        found: list[Key] = []
-        values: list[Any] = []
-        missing: list[Key] = []
-        for key in keys:
-            ts = self.worker.state.tasks.get(key)
-            if ts is None or ts.state != "memory" or ts.nbytes is None:
-                missing.append(key)
-            elif ts.nbytes > self._packed_limit:
-                missing.append(key)
-            else:
-                found.append(key)
-                values.append(self.worker.data[key])
-        header, frames = transport.pack(values)
+        found = [key for key in keys if self._is_small(key)]
+        try:
+            header, frames = transport.pack([self.worker.data[key] for key in found])
+        except Exception:
+            # One of them cannot be pickled; fetching them singly, Dask says so.
+            logger.info("Could not pack %d results", len(found), exc_info=True)
+            found = []
+            header, frames = transport.pack([])
         return {
             "keys": found,
-            "missing": missing,
+            "missing": list(set(keys).difference(found)),
             "header": header,
             "frames": [to_serialize(frame) for frame in frames],
         }
+
+    def _is_small(self, key: Key) -> bool:
+        """Whether a result is here, and small enough to be packed."""
+        ts = self.worker.state.tasks.get(key)
+        return (
+            ts is not None
+            and ts.state == "memory"
+            and ts.nbytes is not None
+            and ts.nbytes <= self._packed_limit
+        )
 
 
 def _dump_errors(errors: dict[Any, Any]) -> dict[Key, protocol.Failure]:
