@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,20 @@ async def test_errors_skip(client: Client, scheduler: Any, a: Any, b: Any) -> No
     answers = await daskinfer.gather([good, bad, also_good], errors="skip")
     assert_same(answers, [X / 2, X / 2 + 1])
     assert_same(await client.gather([good, bad, also_good], errors="skip"), answers)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_result_that_cannot_be_sent(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    model = await daskinfer.deploy(
+        client, lambda xs: [threading.Lock() if x == "bad" else x for x in xs], name="f"
+    )
+    good, bad = model.submit(["good"]), model.submit(["bad"])
+    for gather in (daskinfer.gather, client.gather):
+        with pytest.raises(TypeError, match="Could not serialize object of type lock"):
+            await gather([good, bad])
+        assert await gather([good]) == [["good"]]
 
 
 @gen_cluster(client=True)
