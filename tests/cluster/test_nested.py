@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import daskinfer
 import numpy as np
 import pytest
 from distributed.utils_test import gen_cluster
+
+import daskinfer
 
 
 def double(x):
