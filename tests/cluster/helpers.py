@@ -90,3 +90,33 @@ def linear(inputs: int = 4, outputs: int = 3, seed: int = 0) -> torch.nn.Linear:
         for parameter in net.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=generator))
     return net
+
+
+class Builder(Local):
+    """What :func:`build` does on the workers: fail at first, or wait to be opened."""
+
+    def __init__(self, failures: int = 0, is_open: bool = True) -> None:
+        self.failures = failures
+        self.built = 0
+        self._gate = threading.Event()
+        if is_open:
+            self.open()
+
+    def open(self) -> None:
+        self._gate.set()
+
+    def build(self) -> Any:
+        self.built += 1
+        if self.built <= self.failures:
+            raise ArithmeticError(f"cannot build number {self.built}")
+        if not self._gate.wait(PATIENCE):
+            raise TimeoutError("the test never opened its builder")
+        return linear()
+
+
+def build(builder: Builder) -> Any:
+    return builder.build()
+
+
+#: To be given as ``factory=``, with ``factory_kwargs={"builder": Builder()}``.
+FACTORY = f"{__name__}:build"
