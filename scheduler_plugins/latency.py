@@ -18,7 +18,7 @@ _SHORTEST = 1e-6
 
 @dataclass(slots=True)
 class _Bucket:
-    """Running means of the batches of about one size."""
+    """Running means of the batches of about one size: of the time, a geometric one."""
 
     rows: float
     seconds: float
@@ -36,7 +36,9 @@ class _Bucket:
         if self.count > 2:
             seconds = _clip(seconds, self.seconds, LatencyModel.LARGEST_STEP)
         self.rows += weight * (rows - self.rows)
-        self.seconds += weight * (seconds - self.seconds)
+        # A geometric mean, as the scales of devices are: of an arithmetic one, most of
+        # what is measured falls short, and the scales would sink without end.
+        self.seconds *= (seconds / self.seconds) ** weight
 
     @property
     def moved(self) -> bool:
@@ -80,6 +82,10 @@ class LatencyModel:
 
     SHAPE_WEIGHT = 0.1
     SCALE_EXPONENT = 0.25
+    # Only the product of scale and table is ever measured. Without this share back
+    # to 1, noise would let the two drift apart, and with them all sizes that are not
+    # being measured.
+    SCALE_LEAK = 0.01
     LARGEST_STEP = 3.0
     SURPRISE = 2.0
     UNKNOWN_SECONDS = 0.005
@@ -141,6 +147,7 @@ class LatencyModel:
         if bucket is not None and bucket.count >= 2:
             known = scale * self.curve(device_class).at(rows)
             ratio = _clip(seconds, known, self.LARGEST_STEP) / known
+            scale **= 1 - self.SCALE_LEAK
             scale *= ratio ** self._trust(device, ratio)
             self._set_scale(device, scale)
         self._add(device_class, rows, seconds / scale)
