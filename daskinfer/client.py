@@ -22,6 +22,7 @@ from daskinfer.exceptions import (
 )
 from daskinfer.failure import load_failure
 from daskinfer.handle import Model, resource_amounts
+from daskinfer.installation import calls, install
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 
@@ -49,11 +50,6 @@ def current_client(preferred: Client | None = None) -> Client:
         client: Client = default_client()
         return client
     return get_client()
-
-
-def calls(client: Client) -> Any:
-    """The scheduler's calls, as methods to await."""
-    return client.scheduler
 
 
 def deploy(
@@ -219,13 +215,6 @@ async def _wait_ready(client: Client, name: str, version: str, timeout: float) -
     if error is None:
         raise DeploymentFailed(answer["message"])
     raise error
-
-
-async def install(client: Client) -> None:
-    """Register the scheduler plugin, if it is not there yet."""
-    from scheduler_plugins import InferencePlugin
-
-    await client.register_plugin(InferencePlugin())
 
 
 def get(client: Client, name: str, version: str | None = None) -> Model:

@@ -11,7 +11,8 @@ from distributed import Future
 from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import transport
-from daskinfer.client import calls, current_client
+from daskinfer.client import current_client
+from daskinfer.installation import calls
 
 if TYPE_CHECKING:
     from dask.typing import Key

@@ -9,6 +9,7 @@ The futures are Dask's own.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import uuid
@@ -23,12 +24,14 @@ from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import config, payload, protocol, transport
 from daskinfer.handle import NO_OPTIONS, CallOptions
+from daskinfer.installation import install, is_installed
 
 if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Client
 
-    from daskinfer.handle import Model
+    from daskinfer.installation import install, is_installed
+from daskinfer.handle import Model
 
 _EXTENSION = "daskinfer"
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -70,6 +73,8 @@ class Submitter:
         self._count = itertools.count()
         self._lock = threading.Lock()
         self._parcels: deque[_Parcel] = deque()
+        self._held: list[_Parcel] = []
+        self._installing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         waiting = sum(len(m["keys"]) for p in self._parcels for m in p.values())
@@ -90,6 +95,8 @@ class Submitter:
             Whatever measuring or pickling the inputs raises: the request is not
             sent then.
         """
+        if not (is_installed(self.client) or self.client.asynchronous):
+            self.client.sync(install, self.client)
         key: Key = options.key or (
             f"{model.__name__}-{self._token}{next(self._count):012x}"
         )
@@ -141,6 +148,34 @@ class Submitter:
     def _flush(self) -> None:
         with self._lock:
             parcel = self._parcels.popleft()
+        if is_installed(self.client):
+            self._send(parcel)
+            return
+        # Nobody can be made to wait on an event loop: the requests wait instead.
+        self._held.append(parcel)
+        if len(self._held) == 1:
+            self._installing = asyncio.ensure_future(self._install_and_send())
+
+    async def _install_and_send(self) -> None:
+        try:
+            await install(self.client)
+        except Exception as error:
+            for parcel in self._held:
+                self._fail(parcel, error)
+        else:
+            for parcel in self._held:
+                self._send(parcel)
+        finally:
+            self._held.clear()
+
+    def _fail(self, parcel: _Parcel, error: Exception) -> None:
+        for message in parcel.values():
+            for key in message["keys"]:
+                state = self.client.futures.get(key)
+                if state is not None:
+                    state.set_error(error, None)
+
+    def _send(self, parcel: _Parcel) -> None:
         stream = self.client.scheduler_comm
         # A reconnect makes a new stream, with Dask's own interval again.
         if stream is not None and stream.interval != self._interval:

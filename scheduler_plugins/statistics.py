@@ -53,6 +53,7 @@ class Statistics:
     rows: int = 0
     padded_rows: int = 0
     workers: dict[str, WorkerCounts] = field(default_factory=dict)
+    _began: float | None = None
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _answers: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -68,6 +69,9 @@ class Statistics:
 
     def succeeded(self, latencies: Sequence[float], now: float) -> None:
         """Count answers; ``latencies`` in seconds from arrival."""
+        if self._began is None:
+            # When the first was sent off, as near as can be told.
+            self._began = now - max(latencies, default=0.0)
         self.successes += len(latencies)
         self._recent.extend(latencies)
         self._answers.append((now, len(latencies)))
@@ -100,9 +104,19 @@ class Statistics:
         )
 
     def throughput(self, now: float) -> float:
-        """Answers per second over the last :data:`WINDOW` seconds."""
+        """Answers per second over the last :data:`WINDOW` seconds, or since the first.
+
+        >>> counts = Statistics()
+        >>> counts.succeeded([0.010] * 30, now=1.0)
+        >>> counts.succeeded([0.010] * 30, now=3.0)
+        >>> round(counts.throughput(now=3.0), 1), counts.throughput(now=21.0)
+        (29.9, 0.0)
+        """
         self._forget(now)
-        return sum(count for _, count in self._answers) / WINDOW
+        if self._began is None or now <= self._began:
+            return 0.0
+        answered = sum(count for _, count in self._answers)
+        return answered / min(now - self._began, WINDOW)
 
     def _forget(self, now: float) -> None:
         while self._answers and self._answers[0][0] < now - WINDOW:

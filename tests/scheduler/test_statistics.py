@@ -46,7 +46,8 @@ def test_old_latencies_are_forgotten():
 
 def test_throughput_looks_at_the_last_seconds_only():
     counts = Statistics()
-    counts.succeeded([0.1] * 30, now=0.0)
+    counts.succeeded([0.0] * 30, now=0.0)
+    assert counts.throughput(now=WINDOW / 2) == 30 / (WINDOW / 2)
     counts.succeeded([0.1] * 20, now=0.9 * WINDOW)
     assert counts.throughput(now=WINDOW) == 50 / WINDOW
     assert counts.throughput(now=1.5 * WINDOW) == 20 / WINDOW
