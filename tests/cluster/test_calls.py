@@ -15,6 +15,9 @@ from distributed.utils_test import gen_cluster, inc
 import daskinfer
 from tests.cluster.helpers import PATIENCE, Local, Probe
 
+#: The calls into Dask's inner workings, also on its oldest supported release.
+pytestmark = pytest.mark.smoke
+
 
 def double(x: Any) -> Any:
     return x * 2

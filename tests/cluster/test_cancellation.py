@@ -16,6 +16,9 @@ from tests.cluster.scheduling_helpers import (
     queued,
 )
 
+#: The calls into Dask's inner workings, also on its oldest supported release.
+pytestmark = pytest.mark.smoke
+
 ONE_WORKER = [("127.0.0.1", 1)]
 
 both_ways = pytest.mark.parametrize("way", ["client", "model"])

@@ -7,6 +7,9 @@ from distributed.utils_test import gen_cluster
 
 from daskinfer import Model, UnknownDeployment
 
+#: The calls into Dask's inner workings, also on its oldest supported release.
+pytestmark = pytest.mark.smoke
+
 
 @pytest.mark.parametrize("many", [1, 3])
 def test_a_handle_made_by_hand_brings_the_plugin(many: int) -> None:

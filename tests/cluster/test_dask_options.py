@@ -18,6 +18,9 @@ from daskinfer.exceptions import NotServable
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued, waiting
 
+#: The calls into Dask's inner workings, also on its oldest supported release.
+pytestmark = pytest.mark.smoke
+
 NODES = [("127.0.0.1", 1)] * 2
 
 every_way = pytest.mark.parametrize(

@@ -14,6 +14,9 @@ import daskinfer
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
+#: The calls into Dask's inner workings, also on its oldest supported release.
+pytestmark = pytest.mark.smoke
+
 ONE_THREAD = [("127.0.0.1", 1)]
 WITH_NPU = [("127.0.0.1", 2, {"resources": {"NPU": 1}})]
 
