@@ -153,7 +153,17 @@ class InferencePlugin(SchedulerPlugin):
                 request.error = error
 
     @guarded
-    def submit(
+    def submit(self, client: str, keys: list[Key], **message: Any) -> None:
+        """Take in requests of the fast path, or tell the client why not."""
+        try:
+            self._take_in(client=client, keys=keys, **message)
+        except Exception as error:
+            logger.warning(
+                "%d requests of %s are refused: %r", len(keys), client, error
+            )
+            self.tasks.refuse(keys, client, error)
+
+    def _take_in(
         self,
         name: str,
         version: str | None,
@@ -169,7 +179,6 @@ class InferencePlugin(SchedulerPlugin):
         resources: dict[str, float] | None,
         client: str,
     ) -> None:
-        """Take in requests of the fast path."""
         now = monotonic()
         stimulus_id = f"{_STIMULUS}-submit-{now}"
         self.tasks.tune_client_stream(client, self._interval)
@@ -178,8 +187,8 @@ class InferencePlugin(SchedulerPlugin):
             NewTask(key, model, body, dependencies.get(i, []), priority, retries)
             for i, (key, body) in enumerate(zip(keys, payloads, strict=True))
         ]
-        created, wanted = self.tasks.create(client, new, stimulus_id)
         constraint = self._constraint(workers, allow_other_workers, resources)
+        created, wanted = self.tasks.create(client, new, stimulus_id)
         position = {key: i for i, key in enumerate(keys)}
         for key in created:
             i = position[key]

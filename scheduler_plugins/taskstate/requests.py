@@ -367,6 +367,18 @@ class TaskStates(Facts):
         changes.apply(stimulus_id)
         return failed
 
+    def refuse(self, keys: Iterable[Key], client: str, error: Exception) -> None:
+        """Tell a client that no tasks were made of its requests."""
+        failure = dump_failure(error)
+        for key in keys:
+            message = {
+                "op": "task-erred",
+                "key": key,
+                "exception": failure["exception"],
+                "traceback": failure["traceback"],
+            }
+            self.scheduler.report(message, client=client)
+
     def release_running(self, keys: Iterable[Key], stimulus_id: str) -> None:
         """Park requests again that are processing somewhere."""
         tasks = self.scheduler.tasks
