@@ -107,6 +107,15 @@ async def test_workers_may_be_named_by_alias_or_host(c, s, a, b, way):
 
 @every_way
 @gen_cluster(client=True, nthreads=NODES)
+async def test_a_worker_whose_name_cannot_be_looked_up_is_an_error(c, s, a, b, way):
+    model = await deploy(c, Probe())
+    with pytest.raises(OSError, match=r"not known|resolution|No address"):
+        await ask(c, way, model, row(1), workers=["tcp://no-such-host.invalid:1"])
+    assert np.array_equal(await ask(c, way, model, row(2)), row(4))
+
+
+@every_way
+@gen_cluster(client=True, nthreads=NODES)
 async def test_a_request_waits_for_the_worker_it_is_bound_to(c, s, a, b, way):
     probe = Probe()
     model = await deploy(c, probe)
