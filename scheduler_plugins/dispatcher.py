@@ -242,7 +242,11 @@ class Dispatcher:
             now = monotonic()
             wake_at = math.inf
             for line in busy:
-                sent, until = self._try(line, running, now)
+                try:
+                    sent, until = self._try(line, running, now)
+                except Exception as error:
+                    self._give_up(line, error)
+                    continue
                 if sent:
                     break
                 wake_at = min(wake_at, until)
@@ -283,6 +287,14 @@ class Dispatcher:
         else:
             line.starved_since = None
         return False, wake_at
+
+    def _give_up(self, line: Line, error: Exception) -> None:
+        """Nothing can be decided for a version: a user's placement fails."""
+        waiting = line.queue.requests()
+        logger.exception("%r cannot be served; %d requests fail", line, len(waiting))
+        for request in waiting:
+            line.queue.discard(request)
+        self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")
 
     def _note_starving(self, line: Line, now: float) -> float:
         if line.starved_since is None:
