@@ -125,6 +125,24 @@ async def test_a_users_own_placement_decides(c, s, a, b, given):
     assert set(await ran_on(futures)) == {max(a.address, b.address)}
 
 
+class Broken(Placement):
+    """Takes none."""
+
+    def choose(self, candidates, now: float) -> Candidate:
+        raise ZeroDivisionError("no idea")
+
+
+@gen_cluster(client=True, nthreads=TWO_WORKERS)
+async def test_a_users_placement_that_fails_fails_its_requests(c, s, a, b):
+    broken = await deploy(c, Probe(), "broken", placement=Broken)
+    sound = await deploy(c, Probe(), "sound")
+    hopeless = broken.submit(ONE)
+    assert np.array_equal(await sound.submit(ONE), 2 * ONE)
+    with pytest.raises(ZeroDivisionError, match="no idea"):
+        await hopeless
+    assert (await broken.status()).failures == 1
+
+
 @gen_cluster(client=True, nthreads=TWO_WORKERS)
 async def test_a_placement_that_is_not_there_is_refused(c, s, a, b):
     with pytest.raises(ValueError, match=r"'no\.such\.Class' cannot be imported"):

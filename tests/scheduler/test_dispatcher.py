@@ -14,6 +14,7 @@ from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.line import Line
+from scheduler_plugins.placement import Candidate, Placement
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Deployment
 
@@ -72,6 +73,9 @@ class Tasks:
     def fail_running(self, failures: Any, *args: Any) -> list[Any]:
         self.failed |= failures
         return list(failures)
+
+    def fail_parked(self, keys: Any, error: Exception, stimulus_id: str) -> None:
+        self.failed |= dict.fromkeys(keys, error)
 
     def complete(self, message: Any, run_ids: Any, *args: Any) -> list[Any]:
         self.completed.append((message, run_ids))
@@ -521,6 +525,27 @@ async def test_round_robin_takes_one_worker_after_the_other():
         await settle()
         bench.answer()
     assert [address for address, _ in bench.batches] == [A, B] * 3
+
+
+class Broken(Placement):
+    def choose(self, candidates: Any, now: float) -> Candidate:
+        raise ZeroDivisionError
+
+
+@on_loop
+async def test_a_placement_that_fails_fails_its_requests_and_no_others():
+    bench = Bench()
+    broken = bench.open("broken", placement=f"{__name__}.Broken")
+    sound = bench.open("sound")
+    bench.enqueue(broken, 1, 2)
+    bench.enqueue(sound, 3)
+    await settle()
+    assert bench.batches == [(A, [3])]
+    assert {key: type(e) for key, e in bench.tasks.failed.items()} == {
+        1: ZeroDivisionError,
+        2: ZeroDivisionError,
+    }
+    assert len(broken.queue) == 0
 
 
 @on_loop
