@@ -8,8 +8,10 @@ workers' grows with the array.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import config, payload
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
     from daskinfer.handle import Model
 
-#: Pieces per worker that an array is cut into, so that all end at about one time.
-_PIECES_PER_WORKER = 16
+#: Pieces are no smaller than this share of one worker's part.
+_SMALLEST_PIECE = 1 / 5
 
 
 def predict(model: Model, data: Any, **kwargs: Any) -> Any:
@@ -77,21 +79,25 @@ async def _predict(
             f"{model!r} stacks single samples (batch_dim=None), and there is none; "
             "what it answers to none is not known"
         )
-    piece = 1 if stacked else _piece_rows(data, axis, workers, about["max_batch_size"])
     window = config.integer("predict.in-flight") * workers
     if stacked:
         window *= about["max_batch_size"]
+        pieces: Iterator[int] = repeat(1, rows)
+    else:
+        pieces = _pieces(data, axis, workers, about["max_batch_size"])
     submit = submitter(client)._submit_plain
     on_their_way: deque[Future[Any]] = deque()
     outputs: list[Any] = []
     sizes: list[int] = []
     try:
-        for start, stop in _bounds(rows, piece):
-            part = data[start] if stacked else _rows(data, axis, start, stop)
+        start = 0
+        for size in pieces:
+            part = data[start] if stacked else _rows(data, axis, start, start + size)
+            start += size
             if len(on_their_way) >= window:
                 outputs += await _collect(client, on_their_way, stacked, window)
             on_their_way.append(submit(model, (part,), kwargs))
-            sizes.append(stop - start)
+            sizes.append(size)
         while on_their_way:
             outputs += await _collect(client, on_their_way, stacked, window)
     finally:
@@ -107,29 +113,36 @@ async def _collect(
     client: Client, on_their_way: deque[Future[Any]], stacked: bool, window: int
 ) -> list[Any]:
     """Wait for the oldest pieces and fetch their results."""
-    count = max(window // 2, 1) if stacked else 1
-    oldest = [on_their_way[i] for i in range(min(count, len(on_their_way)))]
-    results: list[Any] = await gather_now(client, oldest)
+    if stacked:
+        oldest = list(islice(on_their_way, max(window // 2, 1)))
+        results: list[Any] = await gather_now(client, oldest)
+    else:
+        oldest = [on_their_way[0]]
+        results = await client._gather(oldest)
     for _ in oldest:
         on_their_way.popleft()
     return results
 
 
-def _piece_rows(data: Any, axis: int, workers: int, max_rows: int) -> int:
-    rows = data.shape[axis]
-    bytes_per_row = max(data.nbytes // max(rows, 1), 1)
-    affordable = config.nbytes("predict.chunk-bytes") // bytes_per_row
-    even = -(-rows // (_PIECES_PER_WORKER * workers))
-    # Whole passes, so that no piece ends in a small one.
-    passes = max(min(affordable, even) // max_rows, 1)
-    return int(passes * max_rows)
+def _pieces(data: Any, axis: int, workers: int, max_rows: int) -> Iterator[int]:
+    """Rows of one piece after the other; a single empty one where there are none.
 
-
-def _bounds(rows: int, piece: int) -> Iterator[tuple[int, int]]:
-    if not rows:
-        yield 0, 0
-    for start in range(0, rows, piece):
-        yield start, min(start + piece, rows)
+    Large ones first, as each has its cost, and small ones at the end, so that all
+    workers end at about one time: guided self-scheduling (Polychronopoulos and Kuck,
+    1987).
+    """
+    left = data.shape[axis]
+    bytes_per_row = max(data.nbytes // max(left, 1), 1)
+    largest = config.nbytes("predict.chunk-bytes") // bytes_per_row
+    smallest = math.ceil(left * _SMALLEST_PIECE / workers)
+    if not left:
+        yield 0
+    while left:
+        wanted = min(max(left // (2 * workers), smallest), largest)
+        # Whole passes, so that no piece ends in a small one.
+        rows = min(max(wanted // max_rows, 1) * max_rows, left)
+        yield rows
+        left -= rows
 
 
 def _rows(data: Any, axis: int, start: int, stop: int) -> Any:
