@@ -176,7 +176,8 @@ class DoneMessage(TypedDict):
     """A batch ended on a worker.
 
     ``type_index`` points into ``types`` and ``typenames``, as most results of a
-    batch are of one type. Seconds are durations measured on the worker: from the
+    batch are of one type. ``out_of_memory`` is 0, or the rows of the smallest pass
+    that did not fit the device. Seconds are durations measured on the worker: from the
     arrival of the batch to the start of its first pass, and from there to the
     end of its last.
     """
@@ -191,6 +192,7 @@ class DoneMessage(TypedDict):
     failed: dict[Key, Failure]
     missing: list[Key]
     passes: list[Pass]
+    out_of_memory: int
     waited: float
     ran: float
     device: str

@@ -409,6 +409,10 @@ class Dispatcher:
         line, requests = batch.line, dict(batch.requests)
         self._close_batch(batch)
         passes = message["passes"]
+        if message["out_of_memory"]:
+            line.latency.out_of_memory(
+                batch.device.device_class, message["out_of_memory"]
+            )
         line.batcher.completed(
             batch.batch_id,
             batch.device,

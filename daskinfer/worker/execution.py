@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from dask.typing import Key
 
 from daskinfer import payload
+from daskinfer.exceptions import OutputMismatch
 from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
@@ -40,6 +41,8 @@ class Outcome:
     results: dict[Key, Any] = field(default_factory=dict)
     errors: dict[Key, BaseException] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
+    #: Rows of the smallest pass that the device had no memory for; 0 if all fitted.
+    out_of_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,17 @@ class PassSizes:
             return None
         return self.allowed[min(bisect_left(self.allowed, rows), len(self.allowed) - 1)]
 
+    def below(self, rows: int) -> PassSizes | None:
+        """The sizes that are left when passes of so many rows do not fit.
+
+        >>> PassSizes(64).below(40).rows, PassSizes(16, allowed=(4, 16)).below(4)
+        (20, None)
+        """
+        half = min(rows, self.rows) // 2
+        if self.allowed:
+            half = max((size for size in self.allowed if size <= half), default=0)
+        return replace(self, rows=half, first=()) if half else None
+
     def cuts(self, rows: int) -> Iterator[tuple[int, int]]:
         """Bounds of the passes of one request.
 
@@ -84,8 +98,25 @@ class PassSizes:
             start = stop
 
 
+class Memory(Protocol):
+    """What a run needs to know of its device: see :class:`daskinfer.device.Device`."""
+
+    def is_out_of_memory(self, exc: BaseException, /) -> bool:
+        """Whether a pass would have fitted if it were smaller."""
+
+    def is_fatal(self, exc: BaseException, /) -> bool:
+        """Whether nothing runs on the device any more."""
+
+    def empty_cache(self) -> None:
+        """Give memory back that is cached."""
+
+
 class BatchRun:
     """One batch on one model.
+
+    A request that the model fails on fails alone: a pass that raised is run again
+    in halves, which takes O(k log n) passes for k bad requests of n. A pass that
+    does not fit the device's memory is run again in smaller ones.
 
     Parameters
     ----------
@@ -97,6 +128,8 @@ class BatchRun:
         How large passes may be.
     zero_rows
         Turns the call of a request without rows into one the model accepts.
+    device
+        Tells errors of the device from those of the inputs; None: there are none.
 
     Examples
     --------
@@ -114,18 +147,19 @@ class BatchRun:
         batch_dim: int | None,
         sizes: PassSizes,
         zero_rows: Callable[[Call], Call] | None = None,
+        device: Memory | None = None,
     ) -> None:
         self._model = model
         self._batch_dim = batch_dim
         self._sizes = sizes
         self._zero_rows = zero_rows
+        self._device = device
         self._outcome = Outcome()
 
     def __call__(self, items: Iterable[Item]) -> Outcome:
         """Run the requests; their own errors end up in the outcome."""
         for group in self._groups(items):
-            for members in self._passes(group):
-                self._attempt(members)
+            self._attempt_all(group)
         return self._outcome
 
     def _groups(self, items: Iterable[Item]) -> Iterable[list[Item]]:
@@ -154,6 +188,10 @@ class BatchRun:
             rows += item.rows
         yield members
 
+    def _attempt_all(self, items: list[Item]) -> None:
+        for members in self._passes(items):
+            self._attempt(members)
+
     def _attempt(self, members: list[Item]) -> None:
         try:
             results = contain(self._run, members)
@@ -164,11 +202,42 @@ class BatchRun:
                 for member in members:
                     self._attempt([member])
         except Exception as error:
-            for member in members:
-                self._outcome.errors[member.key] = error
+            self._failed(members, error)
         else:
             for member, result in zip(members, results, strict=True):
                 self._outcome.results[member.key] = result
+
+    def _failed(self, members: list[Item], error: Exception) -> None:
+        """Find out whose fault it was, and answer all others."""
+        if self._shrinks(members, error):
+            self._attempt_all(members)
+        elif len(members) > 1 and self._is_of_an_input(error):
+            middle = len(members) // 2
+            self._attempt(members[:middle])
+            self._attempt(members[middle:])
+        else:
+            for member in members:
+                self._outcome.errors[member.key] = error
+
+    def _shrinks(self, members: list[Item], error: Exception) -> bool:
+        """Whether smaller passes may fit where these did not."""
+        if self._device is None or not self._device.is_out_of_memory(error):
+            return False
+        rows = min(sum(member.rows for member in members), self._sizes.rows)
+        rows = self._sizes.padded(rows) or rows
+        self._device.empty_cache()
+        smallest = self._outcome.out_of_memory or rows
+        self._outcome.out_of_memory = min(smallest, rows)
+        smaller = self._sizes.below(rows)
+        if smaller is None:
+            return False
+        self._sizes = smaller
+        return True
+
+    def _is_of_an_input(self, error: Exception) -> bool:
+        # A model that gives back too little does so for any input.
+        fatal = self._device is not None and self._device.is_fatal(error)
+        return not (fatal or isinstance(error, OutputMismatch))
 
     def _run(self, members: list[Item]) -> Sequence[Any]:
         first = members[0]

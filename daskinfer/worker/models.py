@@ -100,7 +100,7 @@ class ResidentModel:
     def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
         """Run a batch (on the device's thread)."""
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
-        run = BatchRun(self, self.batch_dim, sizes, self._as_zero_rows)
+        run = BatchRun(self, self.batch_dim, sizes, self._as_zero_rows, self.device)
         outcome = run(items)
         if self._example is None:
             self._remember(items, outcome)

@@ -239,6 +239,7 @@ class InferenceRuntime(WorkerPlugin):
             "failed": stored["failed"] | _dump_errors(errors),
             "missing": again,
             "passes": outcome.passes,
+            "out_of_memory": outcome.out_of_memory,
             "waited": job.started - job.arrived if job else 0.0,
             "ran": job.ended - job.started if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",

@@ -188,3 +188,30 @@ def test_a_kind_that_is_not_there_says_why(client):
     with pytest.raises(daskinfer.DeployTimeout, match="built without CUDA"):
         daskinfer.deploy(client, net, name="gpu", device="cuda", wait_timeout="1s")
     daskinfer.get(client, "gpu").undeploy()
+
+
+def test_what_does_not_fit_the_npu_is_answered_in_smaller_passes(client, deploy):
+    class Wide(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.repeat(1, 4096).sum(1, keepdim=True)
+
+    def limit() -> None:
+        import torch_npu
+
+        torch_npu.simulator.set_limit(0, 64 << 20)
+
+    def unlimit() -> None:
+        import torch_npu
+
+        torch_npu.simulator.set_limit(0, 1 << 30)
+
+    model = deploy(Wide(), name="wide", batching=BatchPolicy(max_batch_size=64))
+    client.run(limit)
+    try:
+        # 64 rows of 1,024 floats become 1 GiB on the device, 2 rows 32 MiB.
+        answers = model(torch.arange(64.0)[:, None].expand(64, 1024).contiguous())
+    finally:
+        client.run(unlimit)
+    assert answers.flatten().tolist() == [row * 1024 * 4096 for row in range(64)]
+    assert model.status().failures == 0
+    assert model.status().passes > 1

@@ -144,6 +144,7 @@ class Bench:
             "keys": keys,
             "failed": {},
             "missing": [],
+            "out_of_memory": 0,
             "passes": [
                 {"rows": rows, "padded": rows, "requests": rows, "seconds": seconds}
             ],
