@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from distributed.threadpoolexecutor import ThreadPoolExecutor
 from distributed.worker import _worker_cvar
 
 from daskinfer.failure import contain
@@ -39,10 +39,11 @@ class DeviceQueue:
 
     def __init__(self, worker: Worker) -> None:
         self.account = ResourceAccount(worker)
+        self._worker = worker
         self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(
-            1, "daskinfer-device", initializer=_enter, initargs=(worker,)
-        )
+        # Dask's, whose threads are daemons: a model that hangs must not keep the
+        # process from ending.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskinfer-device")
 
     def __repr__(self) -> str:
         return f"<DeviceQueue busy: {self._turn.locked()} {self.account!r}>"
@@ -62,21 +63,27 @@ class DeviceQueue:
         function, args
             What to run.
         """
-        loop = asyncio.get_running_loop()
         if not needed:
-            return await loop.run_in_executor(self._thread, contain, function, *args)
+            return await self._run(function, *args)
         async with self._turn, self.account.hold(needed):
-            return await loop.run_in_executor(self._thread, contain, function, *args)
+            return await self._run(function, *args)
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run a function after all that waits, and wait for nothing."""
         self._thread.submit(function)
 
     def close(self) -> None:
-        """Start nothing more; what runs, ends."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Take nothing more, and wait for nothing."""
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._thread, contain, _as_worker, self._worker, function, *args
+        )
 
 
-def _enter(worker: Worker) -> None:
+def _as_worker(worker: Worker, function: Callable[..., Any], *args: Any) -> Any:
     _worker_cvar.set(worker)
     _here.worker = worker
+    return function(*args)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.metrics import monotonic
+from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from daskinfer import config, protocol, transport
 from daskinfer.device import RESOURCE_NAMES
@@ -54,7 +54,7 @@ class Loader:
         self._device = device
         self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._thread = ThreadPoolExecutor(
-            config.integer("loading-threads"), "daskinfer-loader"
+            config.integer("loading-threads"), thread_name_prefix="daskinfer-loader"
         )
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Loader:
         """Let go of everything."""
         for loading in self._loading.values():
             loading.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
         self.models.clear()
 
     def _ended(self, which: tuple[str, str], task: asyncio.Task[None]) -> None:
