@@ -119,17 +119,20 @@ class Holding:
         Sooner than the chosen device would finish this one batch, that is. A faster
         one that is idle could have been chosen, and is too far from the inputs.
         """
-        limit = _FASTER * self._sizer.rates(chosen.device).single
+        # Beside the round trip, what a tiny batch takes makes no device a faster one.
+        trip = self._link.round_trip
+        limit = _FASTER * (self._sizer.rates(chosen.device).single + trip)
         faster = [
             (device, rates)
             for device in devices
-            if not device.idle and (rates := self._sizer.rates(device)).single < limit
+            if not device.idle
+            and (rates := self._sizer.rates(device)).single + trip < limit
         ]
         if not faster:
             return None
         rate, lag, first_free = 0.0, 0.0, math.inf
         for device, rates in faster:
-            own_rate = rates.best_size / rates.best_seconds
+            own_rate = rates.best_rate
             free = device.expected_free(now, self._link)
             free = max(free, now + self._link.outbound)
             rate += own_rate

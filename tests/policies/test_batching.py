@@ -184,6 +184,18 @@ def test_a_fast_busy_device_is_worth_waiting_for() -> None:
     assert isinstance(bench.decide(1, 10.0), Wait)
 
 
+def test_microseconds_make_no_device_a_faster_one() -> None:
+    tiny = [(n, 1e-4 + 1e-6 * n) for n in (1, 8, 64)]
+    bench = Bench(timings=tiny)
+    noisy = DeviceLoad("noisy", "cpu")
+    bench.latency.seed("noisy", "cpu", [(n, 3 * t) for n, t in tiny])
+    bench.devices.append(noisy)
+    for _ in range(2):
+        bench.sent(bench.send(1, 10.0), 10.0)
+    assert noisy.idle
+    assert bench.send(1, 10.0).device is noisy
+
+
 def test_round_robin_does_not_wait_for_the_fast() -> None:
     bench = Bench(placement=RoundRobin())
     slow = DeviceLoad("slow", "cpu")
