@@ -37,12 +37,13 @@ from daskinfer.payload.collate import collate, slice_rows
 from daskinfer.payload.convert import to_numpy, to_tensors
 from daskinfer.payload.signature import Measure, measure
 from daskinfer.payload.split import AmbiguousOutput, join_outputs, split
-from daskinfer.payload.tree import map_arrays
+from daskinfer.payload.tree import copy_arrays, map_arrays
 
 __all__ = [
     "AmbiguousOutput",
     "Measure",
     "collate",
+    "copy_arrays",
     "join_outputs",
     "map_arrays",
     "measure",

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskinfer.payload.tree import holds_arrays, is_array, is_tensor, open_node
+from daskinfer.payload.tree import holds_arrays, is_array, is_tensor, open_node, own
 
 #: What a model is called with: positional and keyword arguments.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,9 +32,9 @@ def collate(
     Returns
     -------
     tuple
-        ``(args, kwargs)``. Arrays keep their kind and dtype, byte order included.
-        An array of a single request that needs no padding is passed on uncopied,
-        unless samples are stacked. Constants are those of the first request.
+        ``(args, kwargs)``. Arrays keep their kind and dtype, byte order included,
+        and share no memory with the requests: a model may work in place. What is no
+        array is that of the first request.
 
     Raises
     ------
@@ -108,11 +108,11 @@ class _Joiner:
             arrays = arrays + arrays[-1:] * self.padding(len(arrays))
             return _stack(arrays)
         if not arrays[0].ndim:
-            return arrays[0]
+            return own(arrays[0])
         padding = self.padding(sum(array.shape[axis] for array in arrays))
         if padding:
             arrays = [*arrays, _repeat_last_row(arrays, axis, padding)]
-        return arrays[0] if len(arrays) == 1 else concatenate(arrays, axis)
+        return concatenate(arrays, axis)
 
     def padding(self, rows: int) -> int:
         if self.pad_to is None:

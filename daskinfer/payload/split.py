@@ -12,9 +12,11 @@ from daskinfer.payload.tree import (
     Node,
     holds_arrays,
     is_array,
+    is_strided,
     is_tensor,
     map_arrays,
     open_node,
+    own,
 )
 from daskinfer.transport.tensors import elements, from_elements, is_plain
 
@@ -119,9 +121,22 @@ class _Splitter:
         return [node.rebuild(list(row)) for row in zip(*columns, strict=True)]
 
     def array(self, array: Any, path: str) -> list[Any]:
+        self.check(array, path)
+        if self.stacked:
+            return [map_arrays(array[i], own) for i in range(len(self.sizes))]
+        if self.whole:
+            return [own(array)]
+        if is_tensor(array) and is_plain(array):
+            # Slices and copies cost NumPy a fraction of what they cost torch.
+            array, dtype, flag = elements(array)
+            return [from_elements(item, dtype, flag) for item in self.pieces(array)]
+        return self.pieces(array)
+
+    def check(self, array: Any, path: str) -> None:
+        """Refuse an array that cannot be divided among the requests."""
         if _is_exotic(array):
             if self.whole and not self.stacked:
-                return [array]
+                return
             raise OutputMismatch(
                 f"{path} is a sparse or nested tensor, which cannot be divided among "
                 f"a batch of {self.batch}; return a dense one"
@@ -138,22 +153,13 @@ class _Splitter:
                 f"each output must have as many rows as the input along axis "
                 f"{self.axis}"
             )
-        if self.stacked:
-            return [_own(array[i]) for i in range(len(self.sizes))]
-        if self.whole:
-            return [_own(array)]
-        if is_tensor(array) and is_plain(array):
-            # Slices and copies cost NumPy a fraction of what they cost torch.
-            array, dtype, flag = elements(array)
-            return [from_elements(item, dtype, flag) for item in self.pieces(array)]
-        return self.pieces(array)
 
     def pieces(self, array: Any) -> list[Any]:
         before = (slice(None),) * self.axis
-        return [_own(array[(*before, slice(*bound))]) for bound in self.bounds]
+        return [own(array[(*before, slice(*bound))]) for bound in self.bounds]
 
     def entries(self, rows: list[Any]) -> list[Any]:
-        rows = [map_arrays(row, _own) for row in rows[: self.bounds[-1][1]]]
+        rows = [map_arrays(row, own) for row in rows[: self.bounds[-1][1]]]
         if self.stacked:
             return rows
         return [rows[start:stop] for start, stop in self.bounds]
@@ -228,7 +234,7 @@ def join_outputs(
             return None
         if is_array(first):
             for splitter, value in zip(splitters, values, strict=True):
-                splitter.array(value, path)
+                splitter.check(value, path)
             return concatenate(values, batch_dim)
         if isinstance(first, list) and _holds_rows(
             list(zip(splitters, values, strict=True)), path
@@ -284,38 +290,8 @@ def _holds_rows(
     )
 
 
-def _own(array: Any) -> Any:
-    """Return the array itself if it alone owns its memory, else a copy."""
-    if is_tensor(array):
-        if _storage_bytes(array) == array.nbytes and not array.is_inference():
-            return array
-        import torch
-
-        return array.detach().clone(memory_format=torch.contiguous_format)
-    base = getattr(array, "base", None)
-    if base is None or _storage_bytes(base) == array.nbytes:
-        return array
-    return array.copy()
-
-
-def _storage_bytes(owner: Any) -> int | None:
-    """Bytes that live as long as ``owner``; None if it does not tell."""
-    if is_tensor(owner):
-        return int(owner.untyped_storage().nbytes())
-    nbytes = getattr(owner, "nbytes", None)
-    if nbytes is None and isinstance(owner, (bytes, bytearray)):
-        nbytes = len(owner)
-    return nbytes
-
-
 def _is_exotic(array: Any) -> bool:
-    return is_tensor(array) and (array.is_nested or not _is_strided(array))
-
-
-def _is_strided(tensor: Any) -> bool:
-    import torch
-
-    return bool(tensor.layout is torch.strided)
+    return is_tensor(array) and (array.is_nested or not is_strided(array))
 
 
 def _describe(value: Any) -> str:

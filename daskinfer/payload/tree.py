@@ -147,6 +147,34 @@ def map_arrays(tree: Any, function: Callable[[Any], Any]) -> Any:
     return node.rebuild([map_arrays(child, function) for child in node.children])
 
 
+def copy_arrays(tree: Any) -> Any:
+    """Return ``tree`` with arrays of its own."""
+    return map_arrays(tree, own)
+
+
+def own(array: Any) -> Any:
+    """Return a copy of an array or tensor that shares its memory with nothing.
+
+    A model may return what it keeps and fills anew at its next call, and may change
+    what it is given.
+    """
+    if not is_tensor(array):
+        return array.copy()
+    array = array.detach()
+    if not is_strided(array) or array.is_nested:
+        return array.clone()
+    import torch
+
+    return array.clone(memory_format=torch.contiguous_format)
+
+
+def is_strided(tensor: Any) -> bool:
+    """Whether a tensor's elements lie in memory as those of an array do."""
+    import torch
+
+    return bool(tensor.layout is torch.strided)
+
+
 def _is_dataclass(obj: Any) -> bool:
     # A mapping that is also a dataclass (the usual "model output") counts as a
     # mapping: setting its items keeps both in step.

@@ -242,7 +242,8 @@ class BatchRun:
     def _run(self, members: list[Item]) -> Sequence[Any]:
         first = members[0]
         if first.signature is None:
-            return [self._forward(first.call, 1, 1, 1)]
+            call = payload.copy_arrays(first.call)
+            return [payload.copy_arrays(self._forward(call, 1, 1, 1))]
         if first.rows == 0:
             call = self._zero_rows(first.call) if self._zero_rows else first.call
             return self._pass([call], [0])

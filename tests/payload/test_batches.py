@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -180,11 +181,30 @@ def test_a_large_request_is_cut_and_rejoined(
 # --- collate ------------------------------------------------------------------------
 
 
-def test_a_single_request_passes_uncopied() -> None:
-    x, y = np.ones((2, 3)), torch.ones(2, 3)
-    args, kwargs = collate([((x,), {"y": y})])
-    assert args[0] is x
-    assert kwargs["y"] is y
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("batch_dim", [0, None])
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+def test_a_batch_shares_no_memory_with_its_requests(
+    make: Callable[..., Any], batch_dim: int | None, count: int
+) -> None:
+    requests = [((make((2, 3)), make(())), {"y": make((2, 3))}) for _ in range(count)]
+    args, kwargs = collate(requests, batch_dim)
+    for array in (*args, kwargs["y"]):
+        array *= 2
+    for request_args, request_kwargs in requests:
+        assert all((array == 1).all() for array in request_args)
+        assert (request_kwargs["y"] == 1).all()
+
+
+@pytest.mark.parametrize("batch_dim, sizes", [(0, [2]), (0, [2, 0]), (None, [1])])
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+def test_answers_share_no_memory_with_the_output(
+    make: Callable[..., Any], batch_dim: int | None, sizes: list[int]
+) -> None:
+    output = make((sum(sizes), 3))
+    first, *_ = split(output, sizes, batch_dim)
+    output *= 2
+    assert (first == 1).all()
 
 
 def test_padding_repeats_the_last_row() -> None:
