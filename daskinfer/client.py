@@ -21,7 +21,7 @@ from daskinfer.exceptions import (
     UnknownDeployment,
 )
 from daskinfer.failure import load_failure
-from daskinfer.handle import Model, resource_amounts
+from daskinfer.handle import Model, check_sendable, resource_amounts
 from daskinfer.installation import calls, install
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
@@ -139,6 +139,7 @@ def deploy(
     for field, label in (("name", name), ("version", version)):
         if label is not None and not (isinstance(label, str) and label):
             raise ValueError(f"{field} must be a text that is not empty, not {label!r}")
+        check_sendable(label, field)
     if batching is not None and not isinstance(batching, BatchPolicy):
         raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
     amounts = resource_amounts(resources)

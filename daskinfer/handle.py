@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+
+from dask.core import validate_key
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -36,22 +39,37 @@ class CallOptions:
         Resources the worker must have declared, such as ``{"NPU": 1}``.
     """
 
-    key: str | None = None
+    key: Key | None = None
     priority: float = 0
     retries: int = 0
-    workers: tuple[str, ...] | None = None
+    workers: tuple[str | int, ...] | None = None
     allow_other_workers: bool = False
     resources: tuple[tuple[str, float], ...] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.priority, bool) or not isinstance(
-            self.priority, (int, float)
-        ):
+        if self.key is not None:
+            validate_key(self.key)
+            if self.key in ("", ()):
+                raise ValueError("key must not be empty")
+            check_sendable(self.key, "key")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, Real):
             raise TypeError(f"priority must be a number, not {self.priority!r}")
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int):
+        if isinstance(self.retries, bool) or not isinstance(self.retries, Integral):
             raise TypeError(f"retries must be an int, not {self.retries!r}")
+        if type(self.priority) not in (int, float):
+            # NumPy's, for instance, which no message carries.
+            object.__setattr__(self, "priority", float(self.priority))
+        object.__setattr__(self, "retries", int(self.retries))
         if self.retries < 0:
             raise ValueError(f"retries must not be negative, got {self.retries}")
+        check_sendable(self.priority, "priority")
+        check_sendable(self.retries, "retries")
+        for worker in self.workers or ():
+            if isinstance(worker, bool) or not isinstance(worker, (str, int)):
+                raise TypeError(
+                    f"workers must be addresses, names or host names, not {worker!r}"
+                )
+            check_sendable(worker, "workers")
         if self.allow_other_workers and self.workers is None:
             raise ValueError("allow_other_workers needs workers=")
 
@@ -59,7 +77,7 @@ class CallOptions:
     def of(
         cls,
         *,
-        workers: str | Iterable[str] | None = None,
+        workers: str | int | Iterable[str | int] | None = None,
         resources: Mapping[str, float] | None = None,
         **others: Any,
     ) -> CallOptions:
@@ -68,7 +86,7 @@ class CallOptions:
         >>> CallOptions.of(workers="tcp://10.0.0.1:1", priority=2).workers
         ('tcp://10.0.0.1:1',)
         """
-        names = [workers] if isinstance(workers, str) else workers
+        names = [workers] if isinstance(workers, (str, int)) else workers
         return cls(
             workers=None if names is None else tuple(names),
             resources=resource_amounts(resources),
@@ -119,10 +137,37 @@ def resource_amounts(
         number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not isinstance(name, str) or not number:
             raise TypeError(f"{wanted} {resources!r}")
-        if not amount > 0:
+        if not 0 < amount <= _LARGEST:
             raise ValueError(f"{wanted} {resources!r}")
+        check_sendable(name, "resources")
     return tuple(sorted(resources.items()))
 
+
+def check_sendable(value: object, field: str) -> None:
+    """Refuse what a message cannot carry; sent, it would end the connection.
+
+    Raises
+    ------
+    ValueError
+        For a text that is no valid Unicode, an integer beyond 64 bits, and nan,
+        which is not equal to itself.
+    """
+    if isinstance(value, tuple):
+        for part in value:
+            check_sendable(part, field)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{field} is no valid text: {error}") from None
+    elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{field} must not be beyond 64 bits, got {value}")
+    elif value != value:
+        raise ValueError(f"{field} must not be nan")
+
+
+#: The largest integer that every message can carry.
+_LARGEST = 2**63 - 1
 
 _ANNOTATIONS = ("priority", "retries", "workers", "allow_other_workers", "resources")
 
@@ -272,10 +317,10 @@ class Model:
     def options(
         self,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         priority: float = 0,
         retries: int = 0,
-        workers: str | Iterable[str] | None = None,
+        workers: str | int | Iterable[str | int] | None = None,
         allow_other_workers: bool = False,
         resources: dict[str, float] | None = None,
     ) -> BoundModel:

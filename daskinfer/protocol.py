@@ -77,7 +77,7 @@ class SubmitMessage(TypedDict):
     dependencies: dict[int, list[Key]]
     priority: float
     retries: int
-    workers: list[str] | None
+    workers: list[str | int] | None
     allow_other_workers: bool
     resources: dict[str, float] | None
 

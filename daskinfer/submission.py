@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Client
 
-    from daskinfer.installation import install, is_installed
-from daskinfer.handle import Model
+    from daskinfer.handle import Model
 
 _EXTENSION = "daskinfer"
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -97,8 +96,10 @@ class Submitter:
         """
         if not (is_installed(self.client) or self.client.asynchronous):
             self.client.sync(install, self.client)
-        key: Key = options.key or (
+        key: Key = (
             f"{model.__name__}-{self._token}{next(self._count):012x}"
+            if options.key is None
+            else options.key
         )
         annotations = get_annotations()
         if annotations:

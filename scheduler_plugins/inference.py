@@ -122,6 +122,9 @@ class InferencePlugin(SchedulerPlugin):
         scheduler.handlers.update(self.service.handlers())
         for address in scheduler.workers:
             self.tasks.tune_stream(address, self._interval)
+        # Dask adds a plugin when it has started: while this one waits for workers,
+        # another client would start a second, which took over its handlers.
+        scheduler.add_plugin(self, name=self.name, idempotent=True)
         await scheduler.register_worker_plugin(
             comm=None,
             plugin=dumps(InferenceRuntime()),
@@ -174,7 +177,7 @@ class InferencePlugin(SchedulerPlugin):
         dependencies: dict[int, list[Key]],
         priority: float,
         retries: int,
-        workers: list[str] | None,
+        workers: list[str | int] | None,
         allow_other_workers: bool,
         resources: dict[str, float] | None,
         client: str,
@@ -200,7 +203,7 @@ class InferencePlugin(SchedulerPlugin):
 
     def _constraint(
         self,
-        workers: list[str] | None,
+        workers: list[str | int] | None,
         preferred_only: bool,
         resources: dict[str, float] | None,
     ) -> Constraint:

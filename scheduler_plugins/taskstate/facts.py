@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dask.typing import Key
 from distributed.core import Status
@@ -169,7 +169,7 @@ class Facts:
         return ws is not None and ws.status == Status.running
 
     def resolve_workers(
-        self, workers: Sequence[str] | None
+        self, workers: Sequence[str | int] | None
     ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Split what a user names into worker addresses and host names."""
         if workers is None:
@@ -177,7 +177,8 @@ class Facts:
         addresses, hosts = set(), set()
         for worker in workers:
             try:
-                addresses.add(self.scheduler.coerce_address(worker))
+                # Dask knows workers by names of any kind.
+                addresses.add(self.scheduler.coerce_address(cast(str, worker)))
             except ValueError:
-                hosts.add(worker)
+                hosts.add(str(worker))
         return frozenset(addresses) or None, frozenset(hosts) or None
