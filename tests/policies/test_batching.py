@@ -190,10 +190,9 @@ def test_microseconds_make_no_device_a_faster_one() -> None:
     noisy = DeviceLoad("noisy", "cpu")
     bench.latency.seed("noisy", "cpu", [(n, 3 * t) for n, t in tiny])
     bench.devices.append(noisy)
-    for _ in range(2):
-        bench.sent(bench.send(1, 10.0), 10.0)
-    assert noisy.idle
-    assert bench.send(1, 10.0).device is noisy
+    for name in ("a", "b"):
+        bench.devices[0].send(Flight(name, 1, 9.9975, lambda: 1e-4))
+    assert bench.send(8, 10.0).device is noisy
 
 
 def test_round_robin_does_not_wait_for_the_fast() -> None:
