@@ -148,10 +148,15 @@ class _Splitter:
                 if self.axis >= len(shape)
                 else f"so axis {self.axis} has {shape[self.axis]} rows"
             )
+            stack = (
+                ""
+                if self.stacked
+                else "; inputs without a batch axis need BatchPolicy(batch_dim=None)"
+            )
             raise OutputMismatch(
                 f"{path} has shape {shape}, {problem} for a batch of {self.batch}; "
                 f"each output must have as many rows as the input along axis "
-                f"{self.axis}"
+                f"{self.axis}{stack}"
             )
 
     def pieces(self, array: Any) -> list[Any]:
