@@ -135,15 +135,21 @@ class Artifact:
                 content = archive.from_script_module(model)
                 return cls(archive.TORCHSCRIPT, b"", content, _label(model))
         if isinstance(model, type):
-            raise TypeError(
-                f"cannot deploy the class {model.__name__} itself; pass an instance or "
-                f"factory='{model.__module__}:{model.__qualname__}' to make one on "
-                "each worker"
+            message = (
+                f"cannot deploy the class {model.__name__} itself; pass an instance"
             )
+            # Workers cannot import what the main script or a function defines.
+            if model.__module__ != "__main__" and "<locals>" not in model.__qualname__:
+                message += (
+                    f" or factory='{model.__module__}:{model.__qualname__}' to make "
+                    "one on each worker"
+                )
+            raise TypeError(message)
         if not callable(model):
+            text = ", or factory= or path= for a text" if isinstance(model, str) else ""
             raise TypeError(
                 f"cannot deploy a {type(model).__name__}, which cannot be called; pass "
-                "a torch.nn.Module or a function on a batch"
+                f"a torch.nn.Module or a function on a batch{text}"
             )
         builder, weights = take_apart_or_explain(model, _label(model))
         return cls(

@@ -205,7 +205,9 @@ def test_a_factory_that_is_no_string_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear, "class Linear itself"),
+        (nn.Linear, "class Linear itself; pass an instance or factory="),
+        (type("Net", (), {"__module__": "__main__"}), "pass an instance$"),
+        ("net.pt2", "a str, which cannot be called; .* or path= for a text"),
         (3, "a int, which cannot be called"),
         ({"weight": torch.ones(1)}, "a dict, which cannot be called"),
     ],
