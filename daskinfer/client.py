@@ -130,6 +130,11 @@ def deploy(
     ValueError, TypeError
         An argument is wrong; nothing was deployed.
     """
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"deploy takes a connected distributed.Client first, as in "
+            f"deploy(client, net), not {type(client).__name__}"
+        )
     if sum(given is not None for given in (model, factory, path)) != 1:
         raise TypeError("deploy one of: a model, factory=, path=")
     if device not in _DEVICES:
@@ -318,8 +323,12 @@ def info(future: Future[Any]) -> RequestInfo:
 
 
 async def _info(client: Client, future: Future[Any]) -> RequestInfo:
+    if future.status == "pending":
+        raise ValueError(f"{future.key!r} is pending; wait for it first")
     if future.status != "finished":
-        raise ValueError(f"{future.key!r} is {future.status}; wait for it first")
+        raise ValueError(
+            f"{future.key!r} has no answer to tell of: its status is {future.status!r}"
+        )
     answer = await calls(client).daskinfer_info(key=future.key)
     if answer is None:
         raise ValueError(f"{future.key!r} was not made by a deployment")

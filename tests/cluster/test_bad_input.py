@@ -300,6 +300,11 @@ async def test_arguments_of_deploy(
     assert await daskinfer.deployments(client) == []
 
 
+def test_deploy_without_a_client() -> None:
+    with pytest.raises(TypeError, match=r"deploy takes a connected .*Client"):
+        daskinfer.deploy(abs)  # type: ignore[arg-type]
+
+
 @gen_cluster(client=True, nthreads=[])
 async def test_what_cannot_be_pickled(client: Client, scheduler: Any) -> None:
     import threading
