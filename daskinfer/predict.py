@@ -56,10 +56,12 @@ def predict(model: Model, data: Any, **kwargs: Any) -> Any:
     Exception
         What the model raised on a piece; the pieces not begun are cancelled.
     """
-    if not hasattr(data, "shape"):
+    # Data frames have a shape too, but rows cannot be cut from them as from arrays.
+    if not (hasattr(data, "shape") and hasattr(data, "dtype")):
         raise TypeError(
             f"predict takes one array with the rows of all requests, not "
-            f"{type(data).__name__}; use model.map for many inputs"
+            f"{type(data).__name__}; convert it to an array, or use model.map for "
+            "many inputs"
         )
     client = model.client
     if hasattr(data, "__dask_graph__"):

@@ -133,8 +133,11 @@ async def test_error_cancels_the_rest(
 @gen_cluster(client=True)
 async def test_what_is_no_array(client: Client, scheduler: Any, a: Any, b: Any) -> None:
     model = await daskinfer.deploy(client, Probe())
-    with pytest.raises(TypeError, match=r"not list; use model\.map for many inputs"):
+    with pytest.raises(TypeError, match=r"not list; .* model\.map for many inputs"):
         model.predict([1, 2, 3])
+    frame = type("DataFrame", (), {"shape": (2, 3)})()
+    with pytest.raises(TypeError, match="not DataFrame; convert it to an array"):
+        model.predict(frame)
 
 
 @pytest.mark.parametrize("columns", [4, 2], ids=["one column chunk", "two"])
