@@ -201,7 +201,7 @@ async def test_info_of_other_futures(
         await daskinfer.info(plain)
     failed = model.submit(-X - 1)
     await until(lambda: failed.status == "error")
-    with pytest.raises(ValueError, match="no answer .* status is 'error'"):
+    with pytest.raises(ValueError, match=r"no answer .* status is 'error'"):
         await daskinfer.info(failed)
 
 
