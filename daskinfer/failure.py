@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import clean_exception, error_message
@@ -56,13 +58,29 @@ def dump_failure(error: BaseException) -> Failure:
         The exception; its traceback goes with it.
     """
     try:
+        return _dump(error)
+    except Exception as problem:
+        # Its own code fails, such as that which puts it into words.
+        told = InferenceError(
+            f"the model raised {type(error).__qualname__}, which cannot be carried "
+            f"to you: {type(problem).__name__}"
+        )
+    return _dump(told.with_traceback(error.__traceback__))
+
+
+def _dump(error: BaseException) -> Failure:
+    try:
         # Dask looks for the traceback where exceptions are being handled.
         raise error
     except BaseException as caught:
         told = error_message(caught)
+    traceback = told["traceback"]
+    if traceback and not isinstance(pickle.loads(traceback.data), TracebackType):
+        # Too deep to be pickled, Dask sends its text, on which clients choke.
+        traceback = None
     return {
         "exception": told["exception"],
-        "traceback": told["traceback"],
+        "traceback": traceback,
         "exception_text": told["exception_text"],
         "traceback_text": told["traceback_text"],
     }

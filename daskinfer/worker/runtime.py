@@ -78,6 +78,8 @@ class InferenceRuntime(WorkerPlugin):
         The queue before the device.
     jobs
         Batches that are not answered yet.
+    is_closing
+        Whether the worker is on its way out.
     """
 
     name = "daskinfer-runtime"
@@ -87,6 +89,7 @@ class InferenceRuntime(WorkerPlugin):
     loader: Loader
     device: DeviceQueue
     jobs: dict[str, Job]
+    is_closing: bool
 
     def __repr__(self) -> str:
         if not hasattr(self, "worker"):
@@ -102,6 +105,7 @@ class InferenceRuntime(WorkerPlugin):
         """Install handlers; look for devices in the background, then say hello."""
         self.worker = worker
         self.jobs = {}
+        self.is_closing = False
         self.device = DeviceQueue(worker)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
@@ -118,7 +122,8 @@ class InferenceRuntime(WorkerPlugin):
         worker._ongoing_background_tasks.call_soon(self._say_hello)
 
     def teardown(self, worker: Worker) -> None:
-        """Let go of models and threads."""
+        """Let go of models and threads; what is not answered is run elsewhere."""
+        self.is_closing = True
         self.loader.close()
         self.device.close()
 
@@ -164,6 +169,8 @@ class InferenceRuntime(WorkerPlugin):
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
+        if self.is_closing:
+            return
         model = self.loader.find(name, version)
         if model is None:
             missing = InferenceError(
@@ -200,7 +207,8 @@ class InferenceRuntime(WorkerPlugin):
                 outcome.results.pop(key, None)
             self._report(job.batch, outcome, job, missing)
         except Exception as error:
-            logger.exception("Batch %s could not be run", job.batch)
+            if not self.is_closing:
+                logger.exception("Batch %s could not be run", job.batch)
             self._report(job.batch, Outcome(errors=dict.fromkeys(job.payloads, error)))
         finally:
             del self.jobs[job.batch]
@@ -223,7 +231,13 @@ class InferenceRuntime(WorkerPlugin):
         job: Job | None = None,
         missing: set[Key] | frozenset[Key] = frozenset(),
     ) -> None:
-        """Store results, and tell the scheduler how every request ended."""
+        """Store results, and tell the scheduler how every request ended.
+
+        A worker that is closing says nothing: when it has left, the scheduler has
+        its requests run elsewhere.
+        """
+        if self.is_closing:
+            return
         stimulus_id = f"daskinfer-done-{batch}"
         stored = store(self.worker, outcome.results, stimulus_id)
         again = [
