@@ -111,11 +111,12 @@ class DropMessage(TypedDict):
 
 
 class LoadMessage(TypedDict):
-    """Load this version, warm it, and say so."""
+    """Load this version, warm it, and say so; ``load`` tells loads apart."""
 
     op: str
     name: str
     version: str
+    load: int
     digest: str
     device: str
     resources: dict[str, float] | None
@@ -155,6 +156,7 @@ class LoadedMessage(TypedDict):
     op: str
     name: str
     version: str
+    load: int
     digest: str
     failure: Failure | None
     device: str

@@ -337,6 +337,7 @@ class InferencePlugin(SchedulerPlugin):
             "op": protocol.LOAD,
             "name": version.name,
             "version": version.version,
+            "load": replica.load,
             "digest": version.digest,
             "device": deployment.device,
             "resources": dict(deployment.resources) or None,
@@ -354,6 +355,7 @@ class InferencePlugin(SchedulerPlugin):
         self,
         name: str,
         version: str,
+        load: int,
         digest: str,
         failure: protocol.Failure | None,
         device: str,
@@ -363,6 +365,8 @@ class InferencePlugin(SchedulerPlugin):
         worker: str,
     ) -> None:
         """A worker has loaded a version, or could not."""
+        if not self.registry.awaits(name, version, worker, load):
+            return
         if failure is not None:
             reason = failure["exception_text"]
             logger.warning("%s could not load %r %r: %s", worker, name, version, reason)

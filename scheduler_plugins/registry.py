@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from typing import Any
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
@@ -41,9 +42,13 @@ class WorkerFacts:
 
 @dataclass(slots=True)
 class Replica:
-    """One version on one worker."""
+    """One version on one worker.
+
+    ``load`` numbers the loads that were ever asked for.
+    """
 
     address: str
+    load: int = 0
     state: ReplicaState = ReplicaState.LOADING
     device: str | None = None
     device_class: str | None = None
@@ -134,6 +139,7 @@ class Registry:
 
     deployments: dict[str, Deployment] = field(default_factory=dict)
     workers: dict[str, WorkerFacts] = field(default_factory=dict)
+    _loads: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
 
     def __iter__(self) -> Iterator[Deployment]:
         return iter(self.deployments.values())
@@ -231,6 +237,14 @@ class Registry:
         """All versions of all deployments."""
         return [v for d in self.deployments.values() for v in d.versions.values()]
 
+    def awaits(self, name: str, version: str, address: str, load: int) -> bool:
+        """Whether a report is of the load that was asked for last.
+
+        A name may have been undeployed and deployed again while one was under way.
+        """
+        replica = self._replica(name, version, address)
+        return replica is not None and replica.load == load
+
     def loaded(
         self,
         name: str,
@@ -304,13 +318,13 @@ class Registry:
         found = deployment.versions.get(version) if deployment else None
         return found.replicas.get(address) if found else None
 
-    @staticmethod
     def _assign(
-        deployment: Deployment, version: Version, worker: WorkerFacts
+        self, deployment: Deployment, version: Version, worker: WorkerFacts
     ) -> Replica | None:
         if deployment.refusal(worker) is not None:
             return None
-        replica = version.replicas[worker.address] = Replica(worker.address)
+        replica = Replica(worker.address, next(self._loads))
+        version.replicas[worker.address] = replica
         return replica
 
 

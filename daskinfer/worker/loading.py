@@ -108,6 +108,7 @@ class Loader:
             "op": protocol.LOADED,
             "name": name,
             "version": version,
+            "load": message["load"],
             "digest": "",
             "failure": None,
             "device": "",
