@@ -90,8 +90,8 @@ async def test_slow_workers_get_a_small_part(c, s, *workers):
         await wait(pair)
         futures += pair
     counts = await ran_on(futures)
-    by_slow = sum(counts[address] for address in slow)
-    assert by_slow <= (len(futures) - by_slow) / 5
+    least_fast = min(counts[worker.address] for worker in workers[2:])
+    assert max(counts[address] for address in slow) <= least_fast / 10
 
 
 @gen_cluster(client=True, nthreads=TWO_WORKERS)

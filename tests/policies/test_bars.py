@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from statistics import mean
 
 import pytest
 
+from benchmarks.sim.arrivals import poisson
 from benchmarks.sim.curves import CURVES
 from benchmarks.sim.records import Result
-from benchmarks.sim.scenarios import at_once, closed, load
+from benchmarks.sim.scenarios import at_once, closed, cluster, load
 
 EQUAL = {1: (1.0,), 2: (1.0,) * 2, 4: (1.0,) * 4}
 
@@ -105,6 +107,20 @@ def test_slow_devices_do_not_make_the_tail(
     ours = load("steep", "daskinfer", share, slowness)
     greedy = load("steep", "greedy", share, slowness)
     assert ours.percentile(99) <= at_most * greedy.percentile(99)
+
+
+@pytest.mark.parametrize("shape", ["steep", "flat", "knee", "sizes", "cpu"])
+def test_two_slow_devices_of_four_are_as_if_they_were_not_there(shape: str) -> None:
+    mixed = (1.0, 1.0, 10.0, 10.0)
+    half = 0.5 * CURVES[shape].capacity(mixed)
+    ours = load(shape, "daskinfer", 0.5, mixed)
+    fast_alone = cluster(shape, "daskinfer", EQUAL[2]).run(poisson(half, 5000))
+    assert ours.percentile(99) <= 1.5 * fast_alone.percentile(99)
+    rows = Counter[str]()
+    for batch in ours.batches:
+        rows[batch.device.load.name] += batch.rows
+    slowest_fast = min(rows["device-0"], rows["device-1"])
+    assert max(rows["device-2"], rows["device-3"]) <= slowest_fast / 10
 
 
 def halfway(shape: str, share: float, devices: int) -> float:
