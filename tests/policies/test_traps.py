@@ -138,7 +138,7 @@ def test_a_factor_per_device_separates_what_shares_a_table() -> None:
     assert isinstance(policy, Batcher)
     for device in cluster.devices:
         predicted = policy.latency.seconds(device.load.name, "all", 8)
-        assert predicted == pytest.approx(device.slowness * curve.at(8), rel=0.15)
+        assert predicted == pytest.approx(device.slowness * curve.at(8), rel=0.10)
 
 
 def test_slow_idle_devices_take_no_share_of_a_batch() -> None:
