@@ -76,6 +76,35 @@ async def test_user_code_that_fails_while_a_graph_is_sized(
     np.testing.assert_array_equal(await good, X * 2)
 
 
+class Picky(dict[str, Any]):
+    """An input that takes arrays of any length but that of the padded ones."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if len(value) == 16:
+            raise RuntimeError("too long for me")
+        super().__setitem__(name, value)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_user_code_that_fails_while_a_request_is_padded(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    probe = Probe(lambda picky: picky["x"] * 2)
+    model = await daskinfer.deploy(
+        client, probe, batching=BatchPolicy(allowed_batch_sizes=(1, 3, 16))
+    )
+    long, fits, other = np.ones((5, 2)), X, np.ones((2, 4))
+    bad = model.submit(Picky(x=long))
+    good = model.submit(Picky(x=fits))
+    with pytest.raises(RuntimeError, match="too long for me"):
+        await bad
+    np.testing.assert_array_equal(await good, fits * 2)
+    # Another kind of input, padded too, by the same worker.
+    np.testing.assert_array_equal(await model.submit({"x": other}), other * 2)
+    status = await model.status()
+    assert (status.successes, status.failures) == (2, 1)
+
+
 @gen_cluster(client=True, nthreads=[("", 1)])
 async def test_user_code_that_fails_in_the_model(
     client: Client, scheduler: Any, worker: Any
