@@ -13,6 +13,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import OutputMismatch
+from scheduler_plugins import dispatcher
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
@@ -73,6 +74,28 @@ async def test_a_wait_counts_from_the_first_arrival_and_ends_with_enough(c, s, a
         futures += model.map([rows(1, spell)] * 2)
         await wait(futures)
         assert probe.rows == [4] * (spell + 1)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_a_wait_goes_by_a_clock_that_nobody_sets(c, s, a, monkeypatch):
+    probe = Probe()
+    model = await deploy(c, probe, min_batch_size=4, max_wait="1h", warmup=ONE)
+    probe.calls.clear()
+    futures = [model.submit(ONE)]
+    await held_back(s, 1)
+    alarm = engine(s).dispatcher._timer.at
+    # Somebody sets the host's clock, a day forwards.
+    real = dispatcher.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+    monkeypatch.setattr(dispatcher, "time", lambda: real() + 86_400)
+    futures.append(model.submit(ONE))
+    await held_back(s, 2)
+    assert engine(s).dispatcher._timer.at == pytest.approx(alarm, abs=1e-3)
+    assert probe.calls == []
+    monkeypatch.undo()
+    futures += model.map([ONE] * 2)
+    await wait(futures)
+    assert probe.rows == [4]
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
