@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ def test_dask_and_distributed_have_the_same_lower_bound(
 def test_this_python_is_admitted(project: dict[str, Any]) -> None:
     version = ".".join(map(str, sys.version_info[:3]))
     assert SpecifierSet(project["requires-python"]).contains(version)
+
+
+def test_the_same_pythons_as_dasks_own(project: dict[str, Any]) -> None:
+    assert project["requires-python"] == metadata("dask")["Requires-Python"]
 
 
 def test_changelog_has_an_entry_for_this_version(project: dict[str, Any]) -> None:
