@@ -9,6 +9,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import torch
 from distributed import Client, get_worker
 from distributed.utils_test import gen_cluster, inc
 
@@ -200,6 +201,26 @@ async def test_current_worker_inside_a_model(
     )
     future = model.submit(["x"])
     assert await future == [(await daskinfer.info(future)).worker]
+
+
+@gen_cluster(client=True, nthreads=[("", 2)])
+async def test_passes_run_in_inference_mode_on_the_devices_own_thread(
+    client: Client, scheduler: Any, worker: Any
+) -> None:
+    def where(xs: list[str]) -> list[tuple[bool, int]]:
+        return [(torch.is_inference_mode_enabled(), threading.get_ident())] * len(xs)
+
+    models = [
+        await daskinfer.deploy(client, Probe(where), name=name) for name in ("a", "b")
+    ]
+    futures = [model.submit([str(i)]) for i in range(10) for model in models]
+    seen = {answer for answers in await client.gather(futures) for answer in answers}
+    ((inference, thread),) = seen
+    assert inference
+    # Neither the event loop's nor one that runs tasks.
+    assert thread != threading.get_ident()
+    tasks = [client.submit(threading.get_ident, pure=False) for _ in range(20)]
+    assert thread not in await client.gather(tasks)
 
 
 @gen_cluster(client=True)
