@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from distributed import Client
@@ -59,6 +64,43 @@ def test_a_task_computes_on_a_workers_npu(client):
     ]
     for y in client.gather(futures):
         torch.testing.assert_close(y, net(x))
+
+
+CLIENT = """
+import torch
+from distributed import Client
+
+import daskinfer
+
+if __name__ == "__main__":
+    with daskinfer.LocalCluster(dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            net = torch.nn.Linear(4, 2)
+            model = daskinfer.deploy(client, net, device="npu")
+            x = torch.ones(3, 4)
+            for future in (model.submit(x), client.submit(model, x)):
+                torch.testing.assert_close(future.result(), net(x).detach())
+                assert daskinfer.info(future).device.startswith("npu")
+            # The scheduler of this cluster is in this process, too.
+            assert torch.npu.device_count() == 2
+            assert not torch.npu.is_initialized()
+            print("no context here")
+"""
+
+
+def test_client_and_scheduler_open_no_npu(tmp_path):
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT, encoding="utf-8")
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, os.environ["PYTHONPATH"]])
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stdout.strip() == "no context here", ended.stderr
 
 
 def test_cpu_workers_see_no_npu(cleanup):
