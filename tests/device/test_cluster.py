@@ -214,7 +214,9 @@ if __name__ == "__main__":
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(CPU_COUNT),
     }
-    variables.pop("CUDA_VISIBLE_DEVICES", None)
+    # Nannies of other tests may have left theirs in this process.
+    for name in ("CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        variables.pop(name, None)
     done = subprocess.run(
         [sys.executable, script],
         env=variables,
