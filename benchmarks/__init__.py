@@ -1,0 +1,1 @@
+"""What daskinfer promises about speed, measured: ``python -m benchmarks``."""

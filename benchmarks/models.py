@@ -1,0 +1,94 @@
+"""The networks that are measured; the workers build them by name."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+
+def tiny() -> nn.Module:
+    """One dense layer, (n, 784) to (n, 10): next to no work."""
+    return _seeded(lambda: nn.Linear(784, 10))
+
+
+def mlp() -> nn.Module:
+    """Wide dense layers, (n, 784) to (n, 10).
+
+    A pass reads 80 MB of weights however many rows it has, so batching pays a lot.
+    """
+    return _seeded(
+        lambda: nn.Sequential(
+            nn.Linear(784, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, 10),
+        )
+    )
+
+
+def transformer() -> nn.Module:
+    """Two encoder layers, (n, 64, 128) to the same: time grows with the rows."""
+
+    def build() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(
+            128, nhead=4, dim_feedforward=256, batch_first=True
+        )
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    return _seeded(build)
+
+
+def wide_conv() -> nn.Module:
+    """Convolutions at full resolution, (n, 3, 48, 48) to (n, 10).
+
+    Every layer writes 576 KiB a row: beyond a few rows they leave the cache, and
+    throughput falls again.
+    """
+    return _seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 64, kernel_size=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, padding=1, groups=64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, padding=1, groups=64),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, 10),
+        )
+    )
+
+
+class SteadyDevice:
+    """Takes 10 ms for any batch, as a device would that leaves the CPU alone."""
+
+    seconds = 0.010
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the batch after the time."""
+        time.sleep(self.seconds)
+        return x
+
+
+def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return build().eval()
+
+
+@functools.cache
+def _loaded_tiny() -> nn.Module:
+    return tiny()
+
+
+def plain_tiny(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Run :func:`tiny`, loaded once on each worker: the task of plain Dask."""
+    with torch.inference_mode():
+        output: torch.Tensor = _loaded_tiny()(torch.from_numpy(x))
+    return output.numpy()
