@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import dask
@@ -97,7 +97,8 @@ def deploy(
     resources
         What a worker must have declared, such as ``{"NPU": 1}``.
     batching
-        How requests are batched; None takes the ``daskinfer.batching`` config.
+        How requests are batched; None takes the ``daskinfer.batching`` config, within
+        what an exported program says that it takes.
     warmup
         An example input (or a tuple of positional inputs) with one or more rows.
         Each worker runs it at every batch size before it takes requests, so that
@@ -169,7 +170,7 @@ def deploy(
         artifact,
         name or _name_of(model, factory, path),
         version,
-        batching or _policy_from_config(),
+        batching or _policy_for(artifact),
         {
             "device": device,
             "resources": None if amounts is None else dict(amounts),
@@ -335,9 +336,22 @@ async def _info(client: Client, future: Future[Any]) -> RequestInfo:
     return RequestInfo(**answer)
 
 
-def _policy_from_config() -> BatchPolicy:
+def _policy_for(artifact: Artifact) -> BatchPolicy:
+    """The configured policy, within what the model itself can take."""
     configured = dask.config.get("daskinfer.batching")
-    return BatchPolicy(**{key.replace("-", "_"): v for key, v in configured.items()})
+    policy = BatchPolicy(**{key.replace("-", "_"): v for key, v in configured.items()})
+    limits = artifact.row_limits(policy.batch_dim or 0)
+    if limits is None:
+        return policy
+    fewest, most = limits
+    if fewest == most:
+        return replace(
+            policy, max_batch_size=most, min_batch_size=1, allowed_batch_sizes=(most,)
+        )
+    most = min(most, policy.max_batch_size)
+    return replace(
+        policy, max_batch_size=most, min_batch_size=min(policy.min_batch_size, most)
+    )
 
 
 def _name_of(model: Any, factory: str | None, path: str | None) -> str:

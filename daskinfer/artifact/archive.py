@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,39 @@ def load_export(content: memoryview, device: torch.device | None) -> Any:
         program = move_to_device_pass(program, device)
     # It was exported in one mode and cannot change it.
     return program.module()
+
+
+def row_limits(content: memoryview, axis: int) -> tuple[int, int] | None:
+    """Fewest and most rows that an exported program takes along an axis.
+
+    An export has one fixed size for every dimension that was not named as dynamic.
+
+    Returns
+    -------
+    tuple or None
+        None where its inputs say different things, or nothing.
+    """
+    import torch
+
+    program = torch.export.load(io.BytesIO(content))
+    inputs = set(program.graph_signature.user_inputs)
+    found = set()
+    for node in program.graph.nodes:
+        shape = getattr(node.meta.get("val"), "shape", ())
+        if node.op == "placeholder" and node.name in inputs and len(shape) > axis:
+            found.add(_limits(program, shape[axis]))
+    return found.pop() if len(found) == 1 else None
+
+
+def _limits(program: Any, size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    allowed = program.range_constraints.get(size.node.expr)
+    if allowed is None:
+        return None
+    # Above all numbers stands an infinity of torch's own, which is no int.
+    bounded = allowed.upper < sys.maxsize
+    return int(allowed.lower), int(allowed.upper) if bounded else sys.maxsize
 
 
 def load_torchscript(content: memoryview, device: torch.device | None) -> Any:

@@ -217,6 +217,12 @@ class Artifact:
         format, content = archive.read_file(path)
         return cls(format, b"", content, os.path.basename(path))
 
+    def row_limits(self, axis: int) -> tuple[int, int] | None:
+        """Fewest and most rows along an axis, where the model itself limits them."""
+        if self.format != archive.EXPORT or self.weights is None:
+            return None
+        return archive.row_limits(self.weights, axis)
+
     # --- on the way -----------------------------------------------------------------
 
     def to_message(self) -> dict[str, Any]:
