@@ -82,7 +82,7 @@ def test_results_of_other_tasks_stay_as_they_are(make: Any) -> None:
 def test_inputs_of_a_client_in_the_same_process_stay_as_they_are() -> None:
     with (
         LocalCluster(
-            n_workers=1, device="cpu", processes=False, dashboard_address=None
+            n_workers=1, device="cpu", processes=False, dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):
