@@ -67,7 +67,10 @@ def cluster(tmp_path, monkeypatch):
         "--local-directory",
         str(tmp_path),
     ]
-    with popen(scheduler), popen(worker, env=environment):
+    with (
+        popen(scheduler, terminate_timeout=60),
+        popen(worker, env=environment, terminate_timeout=60),
+    ):
         with Client(scheduler_file=str(file), timeout="60s") as client:
             yield client
 

@@ -141,10 +141,12 @@ def test_scheduler_imports_and_unpickles_nothing(users_folder: Path) -> None:
         popen(
             ["dask", "scheduler", "--port", "0", "--interface", "lo", *common],
             env=python(None),
+            terminate_timeout=PATIENCE,
         ),
         popen(
             ["dask", "worker", "--no-nanny", "--nthreads", "1", *common],
             env=python(users_folder),
+            terminate_timeout=PATIENCE,
         ),
         Client(scheduler_file=str(contact), timeout=PATIENCE) as client,
     ):
