@@ -80,7 +80,7 @@ def settle(client: Client) -> None:
         If it does not within two minutes: somebody holds on to futures.
     """
     gc.collect()
-    wait_for(lambda: not client.run_on_scheduler(_count_tasks))
+    wait_for(lambda: not count_tasks(client))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -96,6 +96,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not settled after {_SETTLED_WITHIN:.0f} s")
         time.sleep(_SAMPLE_SECONDS)
+
+
+def count_tasks(client: Client) -> int:
+    """How many tasks the scheduler knows of."""
+    count: int = client.run_on_scheduler(_count_tasks)
+    return count
 
 
 def scheduler_cpu(client: Client) -> float:

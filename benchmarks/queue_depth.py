@@ -15,7 +15,15 @@ import numpy as np
 from distributed import Client, Future, wait
 
 import daskinfer
-from benchmarks.measure import alternate, cluster, medians, scheduler_cpu, settle
+from benchmarks.measure import (
+    alternate,
+    cluster,
+    count_tasks,
+    medians,
+    scheduler_cpu,
+    settle,
+    wait_for,
+)
 from benchmarks.models import SteadyDevice
 from benchmarks.report import Ratio
 
@@ -68,6 +76,8 @@ def _cost(
     futures: deque[Future[Any]] = deque()
     # Beyond those that wait: two batches for each worker.
     futures.extend(model.map([x] * (waiting + 2 * BATCH * WORKERS)))
+    # Taking them in is not what is measured.
+    wait_for(lambda: count_tasks(client) >= len(futures))
     _turn_over(model, futures, x, PORTION)
     started = scheduler_cpu(client)
     _turn_over(model, futures, x, count)
