@@ -119,7 +119,7 @@ class LocalCluster(distributed.LocalCluster):
     --------
     >>> from distributed import Client
     >>> with LocalCluster(
-    ...     n_workers=1, device="cpu", dashboard_address=None
+    ...     n_workers=1, device="cpu", dashboard_address=":0"
     ... ) as cluster:
     ...     with Client(cluster) as client:
     ...         client.submit(sum, [1, 2]).result()

@@ -177,7 +177,7 @@ class Net(torch.nn.Module):
 if __name__ == "__main__":
     with (
         daskinfer.LocalCluster(
-            n_workers=1, device="cpu", dashboard_address=None
+            n_workers=1, device="cpu", dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -47,7 +47,10 @@ def clean_threads(monkeypatch):
 def test_without_accelerators_the_workers_share_the_cores(
     cleanup, bare_host, clean_threads
 ):
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         seen = client.run(environment)
         assert resources(client) == [{} for _ in seen]
     threads = [int(found["OMP_NUM_THREADS"]) for found in seen.values()]
@@ -57,7 +60,10 @@ def test_without_accelerators_the_workers_share_the_cores(
 
 
 def test_each_worker_has_one_device_and_says_so(cleanup, two_npus):
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         seen = client.run(environment)
         assert resources(client) == [{"NPU": 1.0}, {"NPU": 1.0}]
         devices = sorted(found["ASCEND_RT_VISIBLE_DEVICES"] for found in seen.values())
@@ -74,7 +80,7 @@ def test_each_worker_has_one_device_and_says_so(cleanup, two_npus):
 
 def test_scaling_gives_back_and_takes_devices(cleanup, two_npus):
     async def scale() -> list[str]:
-        async with LocalCluster(asynchronous=True, dashboard_address=None) as cluster:
+        async with LocalCluster(asynchronous=True, dashboard_address=":0") as cluster:
             async with Client(cluster, asynchronous=True) as client:
                 await cluster.scale_down([0])
                 cluster.scale(2)
@@ -89,7 +95,7 @@ def test_scaling_gives_back_and_takes_devices(cleanup, two_npus):
 
 
 def test_one_certain_device(cleanup, two_npus):
-    with LocalCluster(device="npu:1", dashboard_address=None) as cluster:
+    with LocalCluster(device="npu:1", dashboard_address=":0") as cluster:
         with Client(cluster) as client:
             [found] = client.run(environment).values()
     assert found["ASCEND_RT_VISIBLE_DEVICES"] == "1"
@@ -97,7 +103,7 @@ def test_one_certain_device(cleanup, two_npus):
 
 def test_the_environment_of_this_process_stays_as_it_was(cleanup, two_npus):
     before = dict(os.environ)
-    with LocalCluster(dashboard_address=None, env={"EXTRA": "1"}) as cluster:
+    with LocalCluster(dashboard_address=":0", env={"EXTRA": "1"}) as cluster:
         with Client(cluster) as client:
             seen = client.run(environment)
             during = dict(os.environ)
@@ -134,7 +140,7 @@ def test_what_the_user_says_goes_to_dask_and_wins(cleanup, two_npus):
 
 def test_a_wish_for_fewer_threads_is_respected(cleanup, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with LocalCluster(n_workers=1, device="cpu", dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, device="cpu", dashboard_address=":0") as cluster:
         with Client(cluster) as client:
             [found] = client.run(environment).values()
     assert found["MKL_NUM_THREADS"] == "1"
@@ -143,7 +149,10 @@ def test_a_wish_for_fewer_threads_is_respected(cleanup, monkeypatch):
 def test_all_in_one_process(cleanup, bare_host):
     async def run() -> int:
         async with LocalCluster(
-            n_workers=2, processes=False, asynchronous=True, dashboard_address=None
+            n_workers=2,
+            processes=False,
+            asynchronous=True,
+            dashboard_address=":0",
         ) as cluster:
             async with Client(cluster, asynchronous=True) as client:
                 seen = await client.run(environment)
@@ -157,7 +166,7 @@ def test_all_in_one_process(cleanup, bare_host):
 @mock.patch.dict(os.environ)  # Dask's own nanny leaves its settings behind here.
 def test_another_nanny_gets_the_environment_too(cleanup, two_npus):
     with LocalCluster(
-        n_workers=1, worker_class=Nanny, dashboard_address=None
+        n_workers=1, worker_class=Nanny, dashboard_address=":0"
     ) as cluster:
         with Client(cluster) as client:
             [found] = client.run(environment).values()
@@ -203,7 +212,7 @@ if __name__ == "__main__":
         import __mp_main__
         return __mp_main__.seen
 
-    with LocalCluster(n_workers=1, device="cpu", dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, device="cpu", dashboard_address=":0") as cluster:
         with Client(cluster) as client:
             [found] = client.run(look).values()
     print(found)

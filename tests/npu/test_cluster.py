@@ -40,7 +40,10 @@ def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def client(cleanup):
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
@@ -73,7 +76,7 @@ from distributed import Client
 import daskinfer
 
 if __name__ == "__main__":
-    with daskinfer.LocalCluster(dashboard_address=None) as cluster:
+    with daskinfer.LocalCluster(dashboard_address=":0") as cluster:
         with Client(cluster) as client:
             net = torch.nn.Linear(4, 2)
             model = daskinfer.deploy(client, net, device="npu")
@@ -104,7 +107,7 @@ def test_client_and_scheduler_open_no_npu(tmp_path):
 
 
 def test_cpu_workers_see_no_npu(cleanup):
-    with LocalCluster(n_workers=1, device="cpu", dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, device="cpu", dashboard_address=":0") as cluster:
         with Client(cluster) as client:
             [found] = client.run(look).values()
     assert found["ids"] == []

@@ -49,7 +49,10 @@ class Structured(nn.Module):
 
 @pytest.fixture(scope="module")
 def client():
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 

@@ -32,7 +32,10 @@ def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def client():
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 

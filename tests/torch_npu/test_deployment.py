@@ -13,7 +13,10 @@ from daskinfer import BatchPolicy, LocalCluster
 
 @pytest.fixture(scope="module")
 def client():
-    with LocalCluster(dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
