@@ -167,12 +167,6 @@ class Dispatcher:
             counts.workers.pop(address, None)
         self.wake()
 
-    def unload(self, name: str, version: str, address: str) -> None:
-        """A worker does not have a version any more."""
-        line = self.lines.get((name, version))
-        if line is not None:
-            line.devices.pop(address, None)
-
     def enqueue(self, request: Request, line: Line) -> None:
         """Let a request wait for a batch."""
         if not line.queue.count and not line.in_flight:

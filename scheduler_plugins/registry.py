@@ -14,9 +14,6 @@ from typing import Any
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
 
-#: The resource that Dask workers declare for a kind of device.
-RESOURCE_OF = {"npu": "NPU", "cuda": "GPU"}
-
 
 class ReplicaState(str, Enum):
     """How far a worker is with a version."""
