@@ -462,7 +462,6 @@ class Dispatcher:
         self, requests: dict[Key, Request], message: protocol.DoneMessage
     ) -> None:
         """Park requests whose inputs had moved when the worker looked for them."""
-        self.tasks.release_running(message["missing"], message["stimulus_id"])
         for key in message["missing"]:
             request = requests.get(key)
             if request is not None and request.attempts >= _FETCH_ATTEMPTS:
@@ -470,6 +469,8 @@ class Dispatcher:
                     f"the inputs of {key!r} could not be fetched from the workers "
                     f"that should hold them, in {request.attempts} attempts"
                 )
+        # Last: it lets them wait again, or fail with the error they have by now.
+        self.tasks.release_running(message["missing"], message["stimulus_id"])
 
     def _close_batch(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:
