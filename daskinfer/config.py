@@ -56,7 +56,7 @@ def seconds(key: str) -> float | None:
     Examples
     --------
     >>> seconds("send-interval")
-    0.001
+    0.0002
     >>> seconds("batching.max-wait") is None
     True
     """

@@ -12,6 +12,7 @@ from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import transport
 from daskinfer.client import current_client
+from daskinfer.future import NOTHING, taken
 from daskinfer.installation import calls
 
 if TYPE_CHECKING:
@@ -73,7 +74,14 @@ async def _gather(
     if len(finished) < len(found):
         # Dask raises, skips or waits again as its own gather documents.
         return await client._gather(futures, errors=errors)
-    values = await _fetch(client, [future.key for future in finished])
+    values = {
+        future.key: value
+        for future in finished
+        if (value := taken(future)) is not NOTHING
+    }
+    if len(values) < len(finished):
+        absent = [future.key for future in finished if future.key not in values]
+        values |= await _fetch(client, absent)
     rest = [future for future in finished if future.key not in values]
     if rest:
         fetched = await client._gather(rest, errors="raise")
@@ -152,8 +160,4 @@ class _ReportingEvent(asyncio.Event):
 
 async def _fetch(client: Client, keys: list[Key]) -> dict[Key, Any]:
     answer = await calls(client).daskinfer_gather(keys=keys)
-    values: dict[Key, Any] = {}
-    for pack in answer["packs"]:
-        unpacked = transport.unpack(pack["header"], pack["frames"])
-        values.update(zip(pack["keys"], unpacked, strict=True))
-    return values
+    return transport.merge(answer["packs"])

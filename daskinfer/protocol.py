@@ -36,6 +36,9 @@ DROP = "daskinfer-drop"
 LOAD = "daskinfer-load"
 UNLOAD = "daskinfer-unload"
 
+#: Streams: scheduler to client.
+ANSWERS = "daskinfer-answers"
+
 #: Streams: worker to scheduler.
 HELLO = "daskinfer-hello"
 LOADED = "daskinfer-loaded"
@@ -86,7 +89,8 @@ class RunMessage(TypedDict):
     """One batch for one worker.
 
     ``pass_sizes`` are the rows of its first forward passes where the batch is to
-    be cut, ``pass_rows`` those of all others.
+    be cut, ``pass_rows`` those of all others. With ``pack``, small results come
+    back with the answer.
     """
 
     op: str
@@ -98,6 +102,7 @@ class RunMessage(TypedDict):
     who_has: dict[Key, list[str]]
     pass_sizes: list[int]
     pass_rows: int
+    pack: bool
     stimulus_id: str
 
 
@@ -174,6 +179,25 @@ class Pass(TypedDict):
     seconds: float
 
 
+class Pack(TypedDict):
+    """Small results, packed by :func:`daskinfer.transport.pack`."""
+
+    header: bytes
+    frames: list[bytes]
+
+
+class AnswersMessage(TypedDict):
+    """Small results for the client that asked, ahead of the word that they exist.
+
+    ``places`` are those of ``keys`` among the values of the pack.
+    """
+
+    op: str
+    keys: list[Key]
+    places: list[int]
+    pack: Pack
+
+
 class DoneMessage(TypedDict):
     """A batch ended on a worker.
 
@@ -181,7 +205,7 @@ class DoneMessage(TypedDict):
     batch are of one type. ``out_of_memory`` is 0, or the rows of the smallest pass
     that did not fit the device. Seconds are durations measured on the worker: from the
     arrival of the batch to the start of its first pass, and from there to the
-    end of its last.
+    end of its last. ``pack`` holds the values of ``keys`` where they are small.
     """
 
     op: str
@@ -198,4 +222,5 @@ class DoneMessage(TypedDict):
     waited: float
     ran: float
     device: str
+    pack: Pack | None
     stimulus_id: str

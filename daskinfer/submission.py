@@ -14,6 +14,7 @@ import itertools
 import threading
 import uuid
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dask._task_spec import TaskRef
@@ -23,6 +24,7 @@ from distributed.protocol.serialize import to_serialize
 from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import config, payload, protocol, transport
+from daskinfer.future import request_future, results_arrived
 from daskinfer.handle import NO_OPTIONS, CallOptions
 from daskinfer.installation import install, is_installed
 
@@ -74,6 +76,8 @@ class Submitter:
         self._parcels: deque[_Parcel] = deque()
         self._held: list[_Parcel] = []
         self._installing: asyncio.Future[None] | None = None
+        handlers: dict[str, Any] = client._stream_handlers
+        handlers[protocol.ANSWERS] = partial(results_arrived, client)
 
     def __repr__(self) -> str:
         waiting = sum(len(m["keys"]) for p in self._parcels for m in p.values())
@@ -101,6 +105,7 @@ class Submitter:
             if options.key is None
             else options.key
         )
+        make = request_future if options.key is None else Future
         annotations = get_annotations()
         if annotations:
             options = options.within(annotations, key)
@@ -111,7 +116,7 @@ class Submitter:
             measure = payload.measure(args, kwargs, model.batch_dim)
             signature, rows = measure.signature or f"alone-{key}", measure.rows
         body = self._payload(transport.dumps((args, kwargs)))
-        future: Future[Any] = Future(key, self.client)
+        future: Future[Any] = make(key, self.client)
         with self._lock:
             # What makes an unfinished input may stand behind the open parcel in the
             # client's event loop.

@@ -398,7 +398,7 @@ class Dispatcher:
         batch = self.batches.get(message["batch"])
         if batch is None or batch.device.name != address:
             # Given up already: its requests are running elsewhere, or not wanted.
-            self.tasks.complete(message, {}, address, lambda key: {}, {})
+            self.tasks.complete(message, {}, address, {}, lambda key: {}, {})
             return
         line, requests = batch.line, dict(batch.requests)
         self._close_batch(batch)
@@ -451,7 +451,10 @@ class Dispatcher:
             return {**about, "queue_seconds": waited, "attempts": request.attempts}
 
         startstop = {"action": "compute", "start": stop - share, "stop": stop}
-        self.tasks.complete(message, batch.run_ids, address, metadata, startstop)
+        clients = {key: request.client for key, request in requests.items()}
+        self.tasks.complete(
+            message, batch.run_ids, address, clients, metadata, startstop
+        )
         if message["failed"]:
             self.tasks.fail_running(
                 message["failed"], batch.run_ids, address, message["stimulus_id"]

@@ -9,53 +9,127 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
+from distributed.protocol.serialize import Serialized, deserialize, to_serialize
+
+from daskinfer import transport
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 
-async def gather_packed(scheduler: Scheduler, keys: list[Key]) -> dict[str, Any]:
-    """Ask the workers that hold results for packs of them.
+class Fetching:
+    """Fetches results from workers, packed where they are small.
 
     Parameters
     ----------
     scheduler
         Whose workers to ask.
-    keys
-        The results wanted.
+    is_request
+        Whether a key is a request of ours.
+    limit
+        Bytes of a result that counts as small.
 
-    Returns
-    -------
-    dict
-        ``packs``: what each worker answered; ``missing``: keys nobody held, or
-        whose worker did not answer.
+    Attributes
+    ----------
+    clients
+        Those that have sent requests, and so have this package to read packs with.
     """
-    by_worker: defaultdict[str, list[Key]] = defaultdict(list)
-    missing: list[Key] = []
-    for key in keys:
-        ts = scheduler.tasks.get(key)
-        holder = next(iter(ts.who_has), None) if ts is not None and ts.who_has else None
-        if holder is None:
-            missing.append(key)
-        else:
-            by_worker[holder.address].append(key)
-    answers = await asyncio.gather(
-        *(
-            scheduler.rpc(address).daskinfer_fetch(keys=wanted)
-            for address, wanted in by_worker.items()
-        ),
-        return_exceptions=True,
-    )
-    packs = []
-    for wanted, answer in zip(by_worker.values(), answers, strict=True):
-        if isinstance(answer, OSError):
-            missing.extend(wanted)
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            packs.append(answer)
-            missing.extend(answer["missing"])
-    return {"packs": packs, "missing": missing}
+
+    def __init__(
+        self, scheduler: Scheduler, is_request: Callable[[Key], bool], limit: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._is_request = is_request
+        self._limit = limit
+        self._gather = scheduler.handlers["gather"]
+        self.clients: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Fetching for {len(self.clients)} clients>"
+
+    async def gather(
+        self, keys: Collection[Key], serializers: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Answer ``Client.gather``, which Dask asks the scheduler for.
+
+        Falls back to Dask's own way wherever a result is not known to be small, and
+        still there.
+        """
+        if serializers is None and len(keys) > 1 and all(map(self._is_small, keys)):
+            answer = await self.packed(keys)
+            if not answer["missing"]:
+                return {"status": "OK", "data": to_serialize(_Packs(answer["packs"]))}
+        answer = await self._gather(keys=keys, serializers=serializers)
+        return dict(answer)
+
+    async def packed(self, keys: Collection[Key]) -> dict[str, Any]:
+        """Ask the workers that hold results for packs of them.
+
+        Returns
+        -------
+        dict
+            ``packs``: what each worker answered; ``missing``: keys nobody held, or
+            whose worker did not answer.
+        """
+        tasks = self._scheduler.tasks
+        by_worker: defaultdict[str, list[Key]] = defaultdict(list)
+        missing: list[Key] = []
+        for key in keys:
+            ts = tasks.get(key)
+            holder = next(iter(ts.who_has), None) if ts and ts.who_has else None
+            if holder is None:
+                missing.append(key)
+            else:
+                by_worker[holder.address].append(key)
+        answers = await asyncio.gather(
+            *(
+                self._scheduler.rpc(address).daskinfer_fetch(keys=wanted)
+                for address, wanted in by_worker.items()
+            ),
+            return_exceptions=True,
+        )
+        packs = []
+        for wanted, answer in zip(by_worker.values(), answers, strict=True):
+            if isinstance(answer, OSError):
+                missing.extend(wanted)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                packs.append(answer)
+                missing.extend(answer["missing"])
+        return {"packs": packs, "missing": missing}
+
+    def _is_small(self, key: Key) -> bool:
+        ts = self._scheduler.tasks.get(key)
+        return (
+            ts is not None
+            and ts.state == "memory"
+            and 0 <= ts.nbytes <= self._limit
+            and self._is_request(key)
+            and all(cs.client_key in self.clients for cs in ts.who_wants or ())
+        )
+
+
+class _Packs:
+    """Results by key, packed: a client that unpickles this gets a plain dict."""
+
+    def __init__(self, packs: list[dict[str, Any]]) -> None:
+        self._packs = packs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packs = [
+            {**pack, "frames": [_plain(frame) for frame in pack["frames"]]}
+            for pack in self._packs
+        ]
+        return transport.merge, (packs,)
+
+
+def _plain(frame: Any) -> Any:
+    """The bytes of a frame that was to be handed on as it came."""
+    if isinstance(frame, Serialized):
+        return deserialize(frame.header, frame.frames)
+    return frame

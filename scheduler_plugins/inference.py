@@ -20,6 +20,7 @@ from daskinfer.handle import Model
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
+from scheduler_plugins.fetching import Fetching
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
@@ -109,6 +110,11 @@ class InferencePlugin(SchedulerPlugin):
             warn_after=config.seconds("no-worker-warning") or 0.0,
         )
         self.diagnosis = Diagnosis(self.registry, self.tasks)
+        self.fetching = Fetching(
+            scheduler,
+            self.requests.__contains__,
+            config.nbytes("gather.small-limit"),
+        )
         self.service = Service(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
         scheduler.stream_handlers.update(
@@ -120,6 +126,7 @@ class InferencePlugin(SchedulerPlugin):
             }
         )
         scheduler.handlers.update(self.service.handlers())
+        scheduler.handlers["gather"] = self.fetching.gather
         for address in scheduler.workers:
             self.tasks.tune_stream(address, self._interval)
         # Dask adds a plugin when it has started: while this one waits for workers,
@@ -135,7 +142,7 @@ class InferencePlugin(SchedulerPlugin):
     # Requests come
 
     def update_graph(
-        self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any
+        self, scheduler: Scheduler, *, client: str, tasks: list[Key], **kwargs: Any
     ) -> None:
         """Catch the requests in a graph before Dask places them."""
         now = monotonic()
@@ -146,6 +153,7 @@ class InferencePlugin(SchedulerPlugin):
             request = Request(
                 key, model.name, model.version, now, self.tasks.priority(key)
             )
+            self.fetching.clients.add(client)
             request.has_dependencies = self.tasks.has_dependencies(key)
             request.constraint = ANYWHERE
             self._register(request)
@@ -184,6 +192,7 @@ class InferencePlugin(SchedulerPlugin):
     ) -> None:
         now = monotonic()
         stimulus_id = f"{_STIMULUS}-submit-{now}"
+        self.fetching.clients.add(client)
         self.tasks.tune_client_stream(client, self._interval)
         model = Model(name, version)
         new = [
@@ -195,11 +204,17 @@ class InferencePlugin(SchedulerPlugin):
         position = {key: i for i, key in enumerate(keys)}
         for key in created:
             i = position[key]
-            request = Request(key, name, version, now, priority, rows[i], signatures[i])
+            request = Request(
+                key, name, version, now, priority, rows[i], signatures[i], client
+            )
             request.has_dependencies = i in dependencies
             request.constraint = constraint
             self._register(request)
         self.tasks.start(wanted, stimulus_id)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Forget a client that has left; Dask releases its requests."""
+        self.fetching.clients.discard(client)
 
     def _constraint(
         self,

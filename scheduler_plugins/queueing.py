@@ -33,6 +33,8 @@ class Request:
         What it adds to a batch, at least 1; 1 where its inputs are futures.
     signature
         What its inputs look like; None where they are futures.
+    client
+        Who takes a small result with the word that it exists; None: nobody.
     constraint
         Where the user allows it to run.
     lane
@@ -64,6 +66,7 @@ class Request:
     priority: float = 0.0
     rows: int = 1
     signature: Hashable = None
+    client: str | None = None
     constraint: Hashable = None
     has_dependencies: bool = False
     lane: Hashable | None = None

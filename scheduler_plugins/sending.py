@@ -45,6 +45,7 @@ def run_message(
         "who_has": tasks.who_has(payloads),
         "pass_sizes": sizes,
         "pass_rows": rows,
+        "pack": any(request.client for request in batch.requests.values()),
         "stimulus_id": batch.stimulus_id,
     }
 

@@ -14,7 +14,6 @@ from daskinfer import protocol
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
-from scheduler_plugins.fetching import gather_packed
 from scheduler_plugins.registry import Deployment, ReplicaState, Version
 from scheduler_plugins.statistics import Statistics
 
@@ -49,7 +48,7 @@ class Service:
             protocol.STATUS: self.status,
             protocol.INFO: self.info,
             protocol.ARTIFACT: self.artifact,
-            protocol.GATHER: self.gather,
+            protocol.GATHER: self.plugin.fetching.packed,
         }
 
     def changed(self) -> None:
@@ -186,10 +185,6 @@ class Service:
     async def info(self, key: Key) -> dict[str, Any] | None:
         """How an answer came about; None if it is no answer of a deployment."""
         return self.plugin.tasks.metadata_of(key)
-
-    async def gather(self, keys: list[Key]) -> dict[str, Any]:
-        """Fetch many results packed."""
-        return await gather_packed(self.plugin.scheduler, keys)
 
     async def status(self, name: str) -> dict[str, Any]:
         """A :class:`~daskinfer.DeploymentStatus`, as plain data."""

@@ -91,7 +91,7 @@ def test_what_the_user_set_outranks_the_defaults() -> None:
     with dask.config.set({"daskinfer.send-interval": "7ms"}):
         config.load_defaults()
         assert config.seconds("send-interval") == 0.007
-    assert config.seconds("send-interval") == 0.001
+    assert config.seconds("send-interval") == 0.0002
 
 
 def test_environment_variable_outranks_the_defaults() -> None:

@@ -4,7 +4,7 @@
     :func:`dumps` and :func:`loads` carry requests and results in daskinfer's own
     messages
 ``packing``
-    :func:`pack` and :func:`unpack` carry many small results at once
+    :func:`pack`, :func:`unpack` and :func:`merge` carry many small results at once
 ``registration``
     :func:`register` teaches Dask's serializer the tensors it lacks, so that
     ``client.gather`` and ``client.scatter`` keep them too
@@ -20,7 +20,16 @@ in a process that has no tensors.
 from __future__ import annotations
 
 from daskinfer.transport.frames import OUT_OF_BAND_BYTES, Frame, dumps, loads
-from daskinfer.transport.packing import pack, unpack
+from daskinfer.transport.packing import merge, pack, unpack
 from daskinfer.transport.registration import register
 
-__all__ = ["OUT_OF_BAND_BYTES", "Frame", "dumps", "loads", "pack", "register", "unpack"]
+__all__ = [
+    "OUT_OF_BAND_BYTES",
+    "Frame",
+    "dumps",
+    "loads",
+    "merge",
+    "pack",
+    "register",
+    "unpack",
+]

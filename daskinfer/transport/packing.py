@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,27 @@ def unpack(header: bytes, frames: Sequence[Frame]) -> list[Any]:
         rest = loads(frames[len(layout) :])
         for place, value in zip(others, rest, strict=True):
             values[place] = value
+    return values
+
+
+def merge(packs: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
+    """Turn the packs of several workers into one dict.
+
+    Parameters
+    ----------
+    packs
+        Each with ``keys``, and the ``header`` and ``frames`` of :func:`pack`.
+
+    Examples
+    --------
+    >>> header, frames = pack([1, 2])
+    >>> merge([{"keys": ["a", "b"], "header": header, "frames": frames}])
+    {'a': 1, 'b': 2}
+    """
+    values: dict[Any, Any] = {}
+    for part in packs:
+        unpacked = unpack(part["header"], part["frames"])
+        values.update(zip(part["keys"], unpacked, strict=True))
     return values
 
 

@@ -53,6 +53,7 @@ class Job:
     who_has: dict[Key, list[str]]
     pass_sizes: list[int]
     pass_rows: int
+    pack: bool
     arrived: float
     started: float = 0.0
     ended: float = 0.0
@@ -109,6 +110,7 @@ class InferenceRuntime(WorkerPlugin):
         self.device = DeviceQueue(worker)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
+        self._inline_limit = config.nbytes("gather.inline-limit")
         worker.stream_handlers.update(
             {
                 protocol.RUN: self.run,
@@ -166,6 +168,7 @@ class InferenceRuntime(WorkerPlugin):
         who_has: dict[Key, list[str]],
         pass_sizes: list[int],
         pass_rows: int,
+        pack: bool,
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
@@ -185,6 +188,7 @@ class InferenceRuntime(WorkerPlugin):
             who_has,
             pass_sizes,
             pass_rows,
+            pack,
             monotonic(),
         )
         self.jobs[batch] = job
@@ -257,11 +261,25 @@ class InferenceRuntime(WorkerPlugin):
             "waited": job.started - job.arrived if job else 0.0,
             "ran": job.ended - job.started if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",
+            "pack": self._pack(stored, outcome) if job and job.pack else None,
             "stimulus_id": stimulus_id,
         }
         self.worker.batched_send(message)
 
     # Results
+
+    def _pack(self, stored: dict[str, Any], outcome: Outcome) -> protocol.Pack | None:
+        """What has just been stored, if all of it is small enough for a message."""
+        if not stored["keys"] or sum(stored["nbytes"]) > self._inline_limit:
+            return None
+        values = [outcome.results[key] for key in stored["keys"]]
+        try:
+            header, frames = transport.pack(values)
+        except Exception:
+            # Clients fetch the results, and hear then which cannot be sent.
+            logger.info("Could not pack %d results", len(values), exc_info=True)
+            return None
+        return {"header": header, "frames": [bytes(frame) for frame in frames]}
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""

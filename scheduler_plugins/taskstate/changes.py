@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -37,6 +38,10 @@ class Changes:
     def tell_worker(self, address: str, message: dict[str, Any]) -> None:
         """Collect one more message to a worker."""
         self._worker_msgs.setdefault(address, []).append(message)
+
+    def tell_client_first(self, client: str, message: Mapping[str, Any]) -> None:
+        """Collect a message that a client shall get ahead of all others."""
+        self._client_msgs.setdefault(client, []).insert(0, dict(message))
 
     def apply(self, stimulus_id: str) -> None:
         """Run what follows from the transitions, and send the messages."""

@@ -11,6 +11,7 @@ from dask.typing import Key
 from daskinfer.exceptions import NotServable
 from daskinfer.failure import dump_failure
 from daskinfer.handle import Model
+from scheduler_plugins.answers import Answers
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.taskstate import guards
 from scheduler_plugins.taskstate.changes import Changes
@@ -228,6 +229,7 @@ class TaskStates(Facts):
         message: protocol.DoneMessage,
         run_ids: dict[Key, int],
         address: str,
+        clients: dict[Key, str | None],
         metadata: Callable[[Key], dict[str, Any]],
         startstop: dict[str, Any],
     ) -> list[Key]:
@@ -239,6 +241,8 @@ class TaskStates(Facts):
             What the worker said.
         run_ids
             The attempts of its batch, from :meth:`dispatch`.
+        clients
+            Who takes a small result with the word that it exists.
         metadata
             What to keep with each task that is answered now.
         startstop
@@ -257,9 +261,10 @@ class TaskStates(Facts):
         changes = Changes(s)
         completed: list[Key] = []
         stale: list[Key] = []
+        answers = Answers(message["pack"])
         types, typenames = message["types"], message["typenames"]
-        for key, nbytes, index in zip(
-            message["keys"], message["nbytes"], message["type_index"], strict=True
+        for place, (key, nbytes, index) in enumerate(
+            zip(message["keys"], message["nbytes"], message["type_index"], strict=True)
         ):
             ts = s.tasks.get(key)
             if (
@@ -285,6 +290,7 @@ class TaskStates(Facts):
                     )
                 )
                 completed.append(key)
+                answers.add(clients.get(key), key, place)
             elif ts is None or ws not in (ts.who_has or ()):
                 # Dask does not drop late results by itself.
                 stale.append(key)
@@ -293,6 +299,8 @@ class TaskStates(Facts):
                 address,
                 {"op": "free-keys", "keys": stale, "stimulus_id": stimulus_id},
             )
+        for name, answer in answers.messages():
+            changes.tell_client_first(name, answer)
         changes.apply(stimulus_id)
         s.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
         return completed

@@ -1,0 +1,111 @@
+"""Dask futures whose small results have come without being asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distributed import Future
+from distributed.client import FutureState
+
+from daskinfer import transport
+
+if TYPE_CHECKING:
+    from dask.typing import Key
+    from distributed import Client
+
+    from daskinfer.protocol import Pack
+
+#: Where a value is not, or not any more.
+NOTHING: Any = object()
+
+
+class Arrived:
+    """The values of one pack, unpacked when the first is wanted.
+
+    Parameters
+    ----------
+    pack
+        As it came.
+    """
+
+    __slots__ = ("_pack", "_values")
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack: Pack | None = pack
+        self._values: list[Any] = []
+
+    def take(self, place: int) -> Any:
+        """Hand over a value; nobody else gets the same object."""
+        if self._pack is not None:
+            self._values = transport.unpack(self._pack["header"], self._pack["frames"])
+            self._pack = None
+        value, self._values[place] = self._values[place], NOTHING
+        return value
+
+
+class RequestState(FutureState):
+    """A future's state that may hold its result, until that is fetched once.
+
+    Every later fetch goes to the cluster, so that each gives an object of its own,
+    as with any Dask future.
+    """
+
+    __slots__ = ("_arrived", "_place")
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(key)
+        self._arrived: Arrived | None = None
+        self._place = 0
+
+    def arrive(self, arrived: Arrived, place: int) -> None:
+        """Keep a result until it is fetched."""
+        self._arrived, self._place = arrived, place
+
+    def take(self) -> Any:
+        """Hand over the result, or ``NOTHING`` if it is not here."""
+        arrived, self._arrived = self._arrived, None
+        if arrived is None or self.status != "finished":
+            return NOTHING
+        return arrived.take(self._place)
+
+
+class RequestFuture(Future[Any]):
+    """A Dask future that needs no round trip for a small result.
+
+    Pickled, it is a plain Dask future.
+    """
+
+    async def _result(self, raiseit: bool = True) -> Any:
+        assert self._state is not None, "result() has seen to that"
+        await self._state.wait()
+        value = taken(self)
+        if value is not NOTHING:
+            return value
+        return await super()._result(raiseit)  # type: ignore[no-untyped-call]
+
+
+def taken(future: Future[Any]) -> Any:
+    """Take a future's result if it has come already, else ``NOTHING``."""
+    state = future._state
+    return state.take() if isinstance(state, RequestState) else NOTHING
+
+
+def request_future(key: Key, client: Client) -> Future[Any]:
+    """Make the future of a request that nobody has asked for before.
+
+    Dask makes the state of a future, which this one brings along. Safe from any
+    thread, as nobody else knows the key yet.
+    """
+    client.futures[key] = RequestState(key)
+    return RequestFuture(key, client)
+
+
+def results_arrived(
+    client: Client, keys: list[Key], places: list[int], pack: Pack
+) -> None:
+    """Keep results for the futures that wait for them."""
+    arrived = Arrived(pack)
+    for key, place in zip(keys, places, strict=True):
+        state = client.futures.get(key)
+        if isinstance(state, RequestState):
+            state.arrive(arrived, place)
