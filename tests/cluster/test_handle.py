@@ -22,6 +22,9 @@ from tests.cluster.helpers import PATIENCE, Probe, linear
 ROOT = Path(__file__).parents[2]
 X = np.ones((2, 4), "float32")
 
+# A signal that meets a message on its way to the scheduler costs Dask's worker 30 s.
+TIME_TO_END = 3 * PATIENCE
+
 
 @gen_cluster(client=True)
 async def test_few_bytes(client: Client, scheduler: Any, a: Any, b: Any) -> None:
@@ -141,12 +144,12 @@ def test_scheduler_imports_and_unpickles_nothing(users_folder: Path) -> None:
         popen(
             ["dask", "scheduler", "--port", "0", "--interface", "lo", *common],
             env=python(None),
-            terminate_timeout=PATIENCE,
+            terminate_timeout=TIME_TO_END,
         ),
         popen(
             ["dask", "worker", "--no-nanny", "--nthreads", "1", *common],
             env=python(users_folder),
-            terminate_timeout=PATIENCE,
+            terminate_timeout=TIME_TO_END,
         ),
         Client(scheduler_file=str(contact), timeout=PATIENCE) as client,
     ):
