@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import config, payload
 from daskinfer.client import describe_one
 from daskinfer.gather import gather_now
+from daskinfer.handle import NO_OPTIONS
 from daskinfer.submission import submitter
 
 if TYPE_CHECKING:
@@ -87,7 +89,9 @@ async def _predict(
         pieces: Iterator[int] = repeat(1, rows)
     else:
         pieces = _pieces(data, axis, workers, about["max_batch_size"])
-    submit = submitter(client)._submit_plain
+    submit = partial(submitter(client).submit, model, NO_OPTIONS)
+    # The results are wanted as soon as they exist, whatever their size.
+    inline = None if stacked else config.nbytes("predict.chunk-bytes")
     on_their_way: deque[Future[Any]] = deque()
     outputs: list[Any] = []
     sizes: list[int] = []
@@ -98,7 +102,7 @@ async def _predict(
             start += size
             if len(on_their_way) >= window:
                 outputs += await _collect(client, on_their_way, stacked, window)
-            on_their_way.append(submit(model, (part,), kwargs))
+            on_their_way.append(submit((part,), kwargs, inline))
             sizes.append(size)
         while on_their_way:
             outputs += await _collect(client, on_their_way, stacked, window)
@@ -120,7 +124,7 @@ async def _collect(
         results: list[Any] = await gather_now(client, oldest)
     else:
         oldest = [on_their_way[0]]
-        results = await client._gather(oldest)
+        results = [await on_their_way[0]]
     for _ in oldest:
         on_their_way.popleft()
     return results
@@ -129,22 +133,28 @@ async def _collect(
 def _pieces(data: Any, axis: int, workers: int, max_rows: int) -> Iterator[int]:
     """Rows of one piece after the other; a single empty one where there are none.
 
-    Large ones first, as each has its cost, and small ones at the end, so that all
-    workers end at about one time: guided self-scheduling (Polychronopoulos and Kuck,
-    1987).
+    In rounds of one equal piece per worker, large ones first, as each has its cost,
+    and smaller ones towards the end, so that all workers end at about one time:
+    factoring (Hummel, Schonberg and Flynn, 1992).
     """
     left = data.shape[axis]
     bytes_per_row = max(data.nbytes // max(left, 1), 1)
-    largest = config.nbytes("predict.chunk-bytes") // bytes_per_row
-    smallest = math.ceil(left * _SMALLEST_PIECE / workers)
+    largest = max(config.nbytes("predict.chunk-bytes") // bytes_per_row, 1)
+    smallest = left * _SMALLEST_PIECE / workers
     if not left:
         yield 0
     while left:
-        wanted = min(max(left // (2 * workers), smallest), largest)
-        # Whole passes, so that no piece ends in a small one.
-        rows = min(max(wanted // max_rows, 1) * max_rows, left)
-        yield rows
-        left -= rows
+        wanted = left // (2 * workers)
+        if wanted < smallest:
+            wanted = math.ceil(left / workers)
+        else:
+            # Whole passes, so that no piece ends in a small one.
+            wanted = max(wanted // max_rows, 1) * max_rows
+        for _ in range(workers):
+            rows = min(wanted, largest, left)
+            if rows:
+                yield rows
+            left -= rows
 
 
 def _rows(data: Any, axis: int, start: int, stop: int) -> Any:
@@ -185,11 +195,11 @@ async def _meta(
     import numpy as np
 
     shape = list(data.shape)
-    submit = submitter(client)._submit_plain
+    submit = partial(submitter(client).submit, model, NO_OPTIONS)
     for rows in (0, 1):
         shape[axis] = rows
         example = np.zeros(shape, data.dtype)
-        future = submit(model, (example,), kwargs)
+        future = submit((example,), kwargs)
         try:
             answer = await future
         except Exception:

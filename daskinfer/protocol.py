@@ -67,7 +67,8 @@ class SubmitMessage(TypedDict):
     """Many requests of one handle and one set of options.
 
     The lists run in parallel. ``signatures`` holds None where the inputs are
-    futures, whose shapes nobody knows yet.
+    futures, whose shapes nobody knows yet. Results of a batch that are no larger than
+    ``inline`` bytes together shall come unasked.
     """
 
     op: str
@@ -83,14 +84,15 @@ class SubmitMessage(TypedDict):
     workers: list[str | int] | None
     allow_other_workers: bool
     resources: dict[str, float] | None
+    inline: int
 
 
 class RunMessage(TypedDict):
     """One batch for one worker.
 
     ``pass_sizes`` are the rows of its first forward passes where the batch is to
-    be cut, ``pass_rows`` those of all others. With ``pack``, small results come
-    back with the answer.
+    be cut, ``pass_rows`` those of all others. Results of up to ``inline`` bytes
+    together come back with the answer.
     """
 
     op: str
@@ -102,7 +104,7 @@ class RunMessage(TypedDict):
     who_has: dict[Key, list[str]]
     pass_sizes: list[int]
     pass_rows: int
-    pack: bool
+    inline: int
     stimulus_id: str
 
 
@@ -183,7 +185,7 @@ class Pack(TypedDict):
     """Small results, packed by :func:`daskinfer.transport.pack`."""
 
     header: bytes
-    frames: list[bytes]
+    frames: list[Any]
 
 
 class AnswersMessage(TypedDict):

@@ -25,7 +25,7 @@ from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import config, payload, protocol, transport
 from daskinfer.future import request_future, results_arrived
-from daskinfer.handle import NO_OPTIONS, CallOptions
+from daskinfer.handle import CallOptions
 from daskinfer.installation import install, is_installed
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _EXTENSION = "daskinfer"
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 #: What leaves together.
-_Parcel: TypeAlias = "dict[tuple[Model, CallOptions], protocol.SubmitMessage]"
+_Parcel: TypeAlias = "dict[tuple[Model, CallOptions, int], protocol.SubmitMessage]"
 
 
 def submitter(client: Client) -> Submitter:
@@ -68,6 +68,7 @@ class Submitter:
         self.client = client
         self._interval = config.seconds("send-interval")
         self._inline_limit = config.nbytes("client.inline-limit")
+        self._inline = config.nbytes("gather.inline-limit")
         # 20 + 12 hex digits look like one token to Dask, which then groups all
         # requests of a deployment under the deployment's name.
         self._token = uuid.uuid4().hex[:20]
@@ -89,8 +90,12 @@ class Submitter:
         options: CallOptions,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        inline: int | None = None,
     ) -> Future[Any]:
         """Queue one request for sending and return its future.
+
+        Its result comes unasked if it has no more than ``inline`` bytes, together
+        with those of its batch; by default as configured.
 
         Raises
         ------
@@ -126,9 +131,10 @@ class Submitter:
                 self._parcels.append({})
                 loop.add_callback(self._flush)
             parcel = self._parcels[-1]
-            message = parcel.get((model, options))
+            alike = model, options, self._inline if inline is None else inline
+            message = parcel.get(alike)
             if message is None:
-                message = parcel[model, options] = _message(model, options)
+                message = parcel[alike] = _message(*alike)
             if dependencies:
                 message["dependencies"][len(message["keys"])] = dependencies
             message["keys"].append(key)
@@ -136,11 +142,6 @@ class Submitter:
             message["signatures"].append(signature)
             message["rows"].append(rows)
         return future
-
-    def _submit_plain(
-        self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[Any]:
-        return self.submit(model, NO_OPTIONS, args, kwargs)
 
     def _payload(self, frames: list[Any]) -> protocol.Payload:
         if len(frames) == 1 and len(frames[0]) <= self._inline_limit:
@@ -190,7 +191,7 @@ class Submitter:
             self.client._send_to_scheduler_safe(message)
 
 
-def _message(model: Model, options: CallOptions) -> protocol.SubmitMessage:
+def _message(model: Model, options: CallOptions, inline: int) -> protocol.SubmitMessage:
     return {
         "op": protocol.SUBMIT,
         "name": model.name,
@@ -205,6 +206,7 @@ def _message(model: Model, options: CallOptions) -> protocol.SubmitMessage:
         "workers": None if options.workers is None else list(options.workers),
         "allow_other_workers": options.allow_other_workers,
         "resources": None if options.resources is None else dict(options.resources),
+        "inline": inline,
     }
 
 

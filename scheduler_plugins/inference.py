@@ -188,6 +188,7 @@ class InferencePlugin(SchedulerPlugin):
         workers: list[str | int] | None,
         allow_other_workers: bool,
         resources: dict[str, float] | None,
+        inline: int,
         client: str,
     ) -> None:
         now = monotonic()
@@ -205,7 +206,15 @@ class InferencePlugin(SchedulerPlugin):
         for key in created:
             i = position[key]
             request = Request(
-                key, name, version, now, priority, rows[i], signatures[i], client
+                key,
+                name,
+                version,
+                now,
+                priority,
+                rows[i],
+                signatures[i],
+                client,
+                inline,
             )
             request.has_dependencies = i in dependencies
             request.constraint = constraint

@@ -33,8 +33,8 @@ class Request:
         What it adds to a batch, at least 1; 1 where its inputs are futures.
     signature
         What its inputs look like; None where they are futures.
-    client
-        Who takes a small result with the word that it exists; None: nobody.
+    client, inline
+        Who takes a result of up to ``inline`` bytes with the word that it exists.
     constraint
         Where the user allows it to run.
     lane
@@ -67,6 +67,7 @@ class Request:
     rows: int = 1
     signature: Hashable = None
     client: str | None = None
+    inline: int = 0
     constraint: Hashable = None
     has_dependencies: bool = False
     lane: Hashable | None = None

@@ -45,7 +45,7 @@ def run_message(
         "who_has": tasks.who_has(payloads),
         "pass_sizes": sizes,
         "pass_rows": rows,
-        "pack": any(request.client for request in batch.requests.values()),
+        "inline": max((r.inline for r in batch.requests.values()), default=0),
         "stimulus_id": batch.stimulus_id,
     }
 

@@ -53,7 +53,7 @@ class Job:
     who_has: dict[Key, list[str]]
     pass_sizes: list[int]
     pass_rows: int
-    pack: bool
+    inline: int
     arrived: float
     started: float = 0.0
     ended: float = 0.0
@@ -110,7 +110,6 @@ class InferenceRuntime(WorkerPlugin):
         self.device = DeviceQueue(worker)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
-        self._inline_limit = config.nbytes("gather.inline-limit")
         worker.stream_handlers.update(
             {
                 protocol.RUN: self.run,
@@ -168,7 +167,7 @@ class InferenceRuntime(WorkerPlugin):
         who_has: dict[Key, list[str]],
         pass_sizes: list[int],
         pass_rows: int,
-        pack: bool,
+        inline: int,
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
@@ -188,7 +187,7 @@ class InferenceRuntime(WorkerPlugin):
             who_has,
             pass_sizes,
             pass_rows,
-            pack,
+            inline,
             monotonic(),
         )
         self.jobs[batch] = job
@@ -261,16 +260,18 @@ class InferenceRuntime(WorkerPlugin):
             "waited": job.started - job.arrived if job else 0.0,
             "ran": job.ended - job.started if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",
-            "pack": self._pack(stored, outcome) if job and job.pack else None,
+            "pack": self._pack(stored, outcome, job.inline) if job else None,
             "stimulus_id": stimulus_id,
         }
         self.worker.batched_send(message)
 
     # Results
 
-    def _pack(self, stored: dict[str, Any], outcome: Outcome) -> protocol.Pack | None:
+    def _pack(
+        self, stored: dict[str, Any], outcome: Outcome, limit: int
+    ) -> protocol.Pack | None:
         """What has just been stored, if all of it is small enough for a message."""
-        if not stored["keys"] or sum(stored["nbytes"]) > self._inline_limit:
+        if not stored["keys"] or sum(stored["nbytes"]) > limit:
             return None
         values = [outcome.results[key] for key in stored["keys"]]
         try:
@@ -279,7 +280,7 @@ class InferenceRuntime(WorkerPlugin):
             # Clients fetch the results, and hear then which cannot be sent.
             logger.info("Could not pack %d results", len(values), exc_info=True)
             return None
-        return {"header": header, "frames": [bytes(frame) for frame in frames]}
+        return {"header": header, "frames": [_as_part(frame) for frame in frames]}
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
@@ -307,6 +308,12 @@ class InferenceRuntime(WorkerPlugin):
             and ts.nbytes is not None
             and ts.nbytes <= self._packed_limit
         )
+
+
+def _as_part(frame: transport.Frame) -> Any:
+    """A frame as a message carries it best: large ones uncopied."""
+    small = memoryview(frame).nbytes < transport.OUT_OF_BAND_BYTES
+    return bytes(frame) if small else to_serialize(frame)
 
 
 def _dump_errors(errors: dict[Any, Any]) -> dict[Key, protocol.Failure]:
