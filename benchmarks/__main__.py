@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a tenth of the work: shows that everything runs; only a miss by a "
+        help="a fraction of the work: shows that everything runs; only a miss by a "
         "factor of two counts",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write to FILE")

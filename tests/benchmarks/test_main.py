@@ -53,22 +53,30 @@ def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert "no benchmark 'speed'; there are throughput" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "ratios"),
-    [("throughput", 4), ("predict", 2), ("batch_size", 8), ("queue_depth", 1)],
-)
-def test_every_benchmark_runs(name: str, ratios: int, tmp_path: Path) -> None:
-    # How fast it is here, beside other tests, says nothing: the status may be 1.
+def test_every_benchmark_runs(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "benchmarks", name, "--smoke", "--json", str(file)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+    command = [sys.executable, "-m", "benchmarks", "--smoke", "--json", str(file)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
         try:
-            _, errors = run.communicate(timeout=280)
+            output, _ = run.communicate(timeout=280)
         finally:
             # Asked to end, it ends its clusters.
             run.terminate()
-    assert file.exists(), errors
-    found = json.loads(file.read_text())["benchmarks"][name]
-    assert len(found) == ratios
-    assert all(ratio["measured"] > 0 for ratio in found)
+    # Slow tests have the machine to themselves, and only a gross miss is a failure.
+    assert run.returncode == 0, output
+    found = json.loads(file.read_text())["benchmarks"]
+    assert {name: len(ratios) for name, ratios in found.items()} == {
+        "throughput": 4,
+        "predict": 2,
+        "batch_size": 4,
+        "queue_depth": 1,
+    }
+    assert all(ratio["measured"] > 0 for ratios in found.values() for ratio in ratios)
