@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskinfer.wording import counted
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
@@ -73,6 +75,8 @@ class LatencyPercentiles:
 class DeploymentStatus:
     """What the scheduler knows of one deployment.
 
+    Printed, it is a few lines for a reader.
+
     Attributes
     ----------
     name, active_version
@@ -94,6 +98,33 @@ class DeploymentStatus:
         Percentiles over the last few thousand requests.
     problem
         Why waiting requests are not served, where that is so.
+
+    Examples
+    --------
+    >>> print(
+    ...     DeploymentStatus(
+    ...         "resnet50",
+    ...         "2",
+    ...         (VersionStatus("1", "", False, 0), VersionStatus("2", "", True, 1)),
+    ...         (
+    ...             WorkerStatus(
+    ...                 "tcp://10.0.0.1:1", "ready", True, "npu:0", None, 40, 600, 1
+    ...             ),
+    ...             WorkerStatus("tcp://10.0.0.2:1", "failed", False, reason="no disk"),
+    ...         ),
+    ...         *(640, 610, 2, 1, 20, 7),  # requests
+    ...         *(40, 44, 600, 8, 600 / 44, 12.5),  # batches
+    ...         LatencyPercentiles(0.0042, 0.0061, 1.2, 0.005),
+    ...     )
+    ... )
+    resnet50, version 2 (1 worker ready); also 1 (0 workers ready)
+    requests: 640 (610 answered, 2 failed, 1 cancelled, 20 waiting, 7 running)
+    batches:  40 (600 rows, 13.6 a pass, 8 padded)
+    speed:    12.5 answers/s; latency p50 4.2 ms, p95 6.1 ms, p99 1200.0 ms
+    worker            state   device  batches  rows  running  latency
+    tcp://10.0.0.1:1  ready   npu:0        40   600        1        -
+    tcp://10.0.0.2:1  failed  -             0     0        0        -
+    problem with tcp://10.0.0.2:1: no disk
     """
 
     name: str
@@ -114,6 +145,57 @@ class DeploymentStatus:
     throughput: float
     latency: LatencyPercentiles
     problem: str | None = None
+
+    def __str__(self) -> str:
+        rows = counted(self.rows, "row")
+        if self.mean_batch_size is not None:
+            rows += f", {self.mean_batch_size:.1f} a pass"
+        lines = [
+            self._versions(),
+            f"requests: {self.requests:,} ({self.successes:,} answered, "
+            f"{self.failures:,} failed, {self.cancelled:,} cancelled, "
+            f"{self.waiting:,} waiting, {self.in_flight:,} running)",
+            f"batches:  {self.batches:,} ({rows}, {self.padded_rows:,} padded)",
+            f"speed:    {self.throughput:,.1f} answers/s; latency "
+            f"p50 {_milliseconds(self.latency.p50)}, "
+            f"p95 {_milliseconds(self.latency.p95)}, "
+            f"p99 {_milliseconds(self.latency.p99)}",
+            *self._table(),
+        ]
+        lines += [
+            f"problem with {worker.address}: {worker.reason}"
+            for worker in self.workers
+            if worker.reason
+        ]
+        lines += [f"problem: {self.problem}"] * bool(self.problem)
+        return "\n".join(lines)
+
+    def _versions(self) -> str:
+        told = {
+            v.version: f"{v.version} ({counted(v.workers_ready, 'worker')} ready)"
+            for v in self.versions
+        }
+        active = told.pop(self.active_version, self.active_version)
+        others = f"; also {', '.join(told.values())}" if told else ""
+        return f"{self.name}, version {active}{others}"
+
+    def _table(self) -> list[str]:
+        if not self.workers:
+            return ["no workers"]
+        rows = [("worker", "state", "device", "batches", "rows", "running", "latency")]
+        for w in self.workers:
+            state = "unhealthy" if w.state == "ready" and not w.healthy else w.state
+            numbers = (f"{w.batches:,}", f"{w.rows:,}", f"{w.in_flight:,}")
+            device = w.device or "-"
+            rows.append((w.address, state, device, *numbers, _milliseconds(w.latency)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join(
+                cell.ljust(width) if column < 3 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> DeploymentStatus:
@@ -140,6 +222,10 @@ class DeploymentStatus:
         message["workers"] = tuple(WorkerStatus(**w) for w in message["workers"])
         message["latency"] = LatencyPercentiles(**message["latency"])
         return cls(**message)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True)
