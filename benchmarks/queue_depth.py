@@ -37,9 +37,7 @@ PORTION = 4 * BATCH
 
 def run(smoke: bool = False) -> list[Ratio]:
     """Compare the cost with a long queue and with a short one."""
-    few, many, count, rounds = (
-        (100, 500, 320, 1) if smoke else (100, 10_000, 5_120, 5)
-    )
+    few, many, count, rounds = (100, 500, 320, 1) if smoke else (100, 10_000, 5_120, 5)
     with cluster(WORKERS) as client:
         x = np.zeros((1, 16), np.float32)
         model = daskinfer.deploy(
