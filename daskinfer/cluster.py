@@ -24,6 +24,7 @@ from daskinfer.device.host import (
     worker_environment,
 )
 from daskinfer.device.registry import parse_device
+from daskinfer.wording import counted
 
 logger = logging.getLogger("distributed.inference.cluster")
 
@@ -175,7 +176,7 @@ class LocalCluster(distributed.LocalCluster):
         if n_workers > len(self._indices):
             raise ValueError(
                 f"n_workers={n_workers} is too many: device={device!r} stands for "
-                f"{len(self._indices)} device(s), with one worker process each"
+                f"{counted(len(self._indices), 'device')}, with one worker process each"
             )
         if not processes and (n_workers > 1 or self._indices[0] != 0):
             raise ValueError(
@@ -213,8 +214,8 @@ class LocalCluster(distributed.LocalCluster):
             if index not in taken:
                 return index
         raise ValueError(
-            f"all {len(self._indices)} {self.device_kind} device(s) of this cluster "
-            "have their worker"
+            f"no {self.device_kind} device is left for one more worker: this cluster "
+            f"has {counted(len(self._indices), 'device')}, each with its worker"
         )
 
     def adapt(self, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from dask.typing import Key
 from distributed.metrics import monotonic, time
 
 from daskinfer import protocol
+from daskinfer.wording import counted
 from scheduler_plugins.batching import Send
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.line import Batch, LaneKey, Line
@@ -285,7 +286,8 @@ class Dispatcher:
     def _give_up(self, line: Line, error: Exception) -> None:
         """Nothing can be decided for a version: a user's placement fails."""
         waiting = line.queue.requests()
-        logger.exception("%r cannot be served; %d requests fail", line, len(waiting))
+        failing = counted(len(waiting), "waiting request")
+        logger.exception("%r cannot be served; failing %s", line, failing)
         for request in waiting:
             line.queue.discard(request)
         self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")
@@ -470,7 +472,8 @@ class Dispatcher:
             if request is not None and request.attempts >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(
                     f"the inputs of {key!r} could not be fetched from the workers "
-                    f"that should hold them, in {request.attempts} attempts"
+                    "that should hold them, in "
+                    f"{counted(request.attempts, 'attempt')}"
                 )
         # Last: it lets them wait again, or fail with the error they have by now.
         self.tasks.release_running(message["missing"], message["stimulus_id"])

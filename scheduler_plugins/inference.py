@@ -17,6 +17,7 @@ from distributed.protocol.pickle import dumps
 from daskinfer import config, payload, protocol
 from daskinfer.exceptions import InferenceError
 from daskinfer.handle import Model
+from daskinfer.wording import counted
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
@@ -170,7 +171,7 @@ class InferencePlugin(SchedulerPlugin):
             self._take_in(client=client, keys=keys, **message)
         except Exception as error:
             logger.warning(
-                "%d requests of %s are refused: %r", len(keys), client, error
+                "Refused %s of %s: %r", counted(len(keys), "request"), client, error
             )
             self.tasks.refuse(keys, client, error)
 
@@ -433,8 +434,10 @@ class InferencePlugin(SchedulerPlugin):
         return max(busy, -int(-waiting // target))
 
     def _report_starving(self, line: Line) -> None:
+        count = len(line.queue)
         message = (
-            f"{len(line.queue)} requests for {line.name!r} are waiting: "
+            f"{counted(count, 'request')} for {line.name!r} "
+            f"{'is' if count == 1 else 'are'} waiting: "
             f"{self.diagnosis.problem(line)}"
         )
         logger.warning(message)

@@ -207,5 +207,5 @@ class DeviceLoad:
     def __repr__(self) -> str:
         return (
             f"<DeviceLoad {self.name} {self.device_class}: "
-            f"{len(self.flights)} batches, {self.rows} rows under way>"
+            f"batches under way: {len(self.flights)} rows: {self.rows}>"
         )

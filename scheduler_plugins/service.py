@@ -145,7 +145,9 @@ class Service:
             deployment = plugin.registry.remove(name)
         except UnknownDeployment as error:
             return {"status": "unknown", "message": str(error)}
-        gone = UnknownDeployment(f"{name!r} was undeployed while the request waited")
+        gone = UnknownDeployment(
+            f"{name!r} was undeployed before the request was answered"
+        )
         for version in deployment.versions.values():
             waiting = plugin.dispatcher.close(name, version.version)
             plugin.fail_waiting(waiting, gone)

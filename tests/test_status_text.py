@@ -13,11 +13,11 @@ from daskinfer.status import (
 
 
 def status(**about: Any) -> DeploymentStatus:
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("requests", "successes", "failures", "cancelled", "waiting", "in_flight")
-        + ("batches", "passes", "rows", "padded_rows"),
-        0,
+    counts = (
+        "requests successes failures cancelled waiting in_flight "
+        "batches passes rows padded_rows"
     )
+    nothing: dict[str, Any] = dict.fromkeys(counts.split(), 0)
     nothing |= {
         "name": "net",
         "active_version": "1",

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from daskinfer.wording import counted
+
 #: Each buffer starts at a multiple of this many bytes, as vector instructions and
 #: :func:`torch.frombuffer` like it. The format allows no gaps, so that buffers are
 #: filled up with zeros instead; readers know the sizes they want.
@@ -86,8 +88,8 @@ def read_blob(blob: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     base = _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "little")
     if base + sum(map(_padded, sizes)) != blob.nbytes:
         raise ValueError(
-            f"a blob of {blob.nbytes} bytes does not hold {len(sizes)} buffers of "
-            f"{sum(sizes)} bytes"
+            f"a blob of {counted(blob.nbytes, 'byte')} does not hold "
+            f"{counted(len(sizes), 'buffer')} of {counted(sum(sizes), 'byte')}"
         )
     views = []
     for size in sizes:

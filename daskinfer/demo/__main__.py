@@ -39,6 +39,7 @@ from daskinfer.demo.digits import (
     load_model,
 )
 from daskinfer.status import DeploymentStatus
+from daskinfer.wording import counted
 
 
 @dataclass
@@ -195,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         console.print(f"dashboard: {client.dashboard_link}")
         console.print(
-            f"{len(cluster.workers)} workers; accuracy of the bare "
+            f"{counted(len(cluster.workers), 'worker')}; accuracy of the bare "
             f"network on the {len(testing)} images held out from training: {score:.2%}"
         )
         run(client, console, requests, options.rounds)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from daskinfer.device.accelerator import AcceleratorDevice
 from daskinfer.device.base import BackendReport
 from daskinfer.device.loading import load_torch
+from daskinfer.wording import counted
 
 logger = logging.getLogger("distributed.inference.device")
 
@@ -49,7 +50,7 @@ class CudaDevice(AcceleratorDevice):
             warnings.simplefilter("always")
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count:
-            reason = f"torch {torch.__version__} sees {count} CUDA device(s)"
+            reason = f"torch {torch.__version__} sees {counted(count, 'CUDA device')}"
             return BackendReport("cuda", count, reason)
         visible = os.environ.get(CudaDevice.visibility_variable)
         if caught:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from daskinfer.device.accelerator import AcceleratorDevice
 from daskinfer.device.base import BackendReport
 from daskinfer.device.loading import load_torch, npu_failure, npu_is_installed
+from daskinfer.wording import counted
 
 # 507xxx are failures of the device or its driver, 107020 a task that never ended;
 # the context answers nothing useful after them.  Source: CANN's acl_base error codes.
@@ -85,7 +86,7 @@ def _explain_import(failure: Exception) -> str:
 def _explain_count(count: int) -> str:
     visible = os.environ.get(NpuDevice.visibility_variable)
     if count:
-        return f"torch_npu sees {count} device(s)"
+        return f"torch_npu sees {counted(count, 'device')}"
     if visible is None:
         return (
             "torch_npu works but sees no device: is the driver running, and is "

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from daskinfer.payload.tree import holds_arrays, is_array, is_tensor, open_node, own
+from daskinfer.wording import counted
 
 #: What a model is called with: positional and keyword arguments.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -119,7 +120,7 @@ class _Joiner:
             return 0
         if rows > self.pad_to:
             raise ValueError(
-                f"a batch of {rows} rows cannot be padded to {self.pad_to}"
+                f"a batch of {counted(rows, 'row')} cannot be padded to {self.pad_to}"
             )
         return self.pad_to - rows
 

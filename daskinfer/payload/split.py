@@ -19,6 +19,7 @@ from daskinfer.payload.tree import (
     own,
 )
 from daskinfer.transport.tensors import elements, from_elements, is_plain
+from daskinfer.wording import counted
 
 
 class AmbiguousOutput(OutputMismatch):
@@ -146,7 +147,7 @@ class _Splitter:
             problem = (
                 f"so it has no axis {self.axis}"
                 if self.axis >= len(shape)
-                else f"so axis {self.axis} has {shape[self.axis]} rows"
+                else f"so axis {self.axis} has {counted(shape[self.axis], 'row')}"
             )
             stack = (
                 ""
@@ -191,8 +192,10 @@ class _Splitter:
     @property
     def batch(self) -> str:
         """The batch, in words."""
-        some = ", ".join(map(str, self.sizes[:8])) + (", ..." * (len(self.sizes) > 8))
         padded = "" if self.rows == sum(self.sizes) else ", padded"
+        if len(self.sizes) == 1:
+            return f"{self.rows} (a request of {counted(self.sizes[0], 'row')}{padded})"
+        some = ", ".join(map(str, self.sizes[:8])) + (", ..." * (len(self.sizes) > 8))
         return f"{self.rows} (requests of {some} rows{padded})"
 
 
@@ -276,8 +279,8 @@ def _holds_rows(
     )
     if is_rows and is_container and either:
         raise AmbiguousOutput(
-            f"{path} is a list of {len(value)} entries whose arrays have as many rows, "
-            f"for a batch of {splitter.batch}: it may hold one entry per row or "
+            f"{path} is {_told(value)} whose arrays have as many rows, for "
+            f"a batch of {splitter.batch}: it may hold one entry per row or "
             "several outputs; return a tuple for several outputs, or one array instead "
             "of a list of rows"
         )
@@ -290,13 +293,16 @@ def _holds_rows(
         else "one entry per row"
     )
     raise OutputMismatch(
-        f"{path} is a list of {len(value)} entries for a batch of {splitter.batch}; "
-        f"return {wanted}"
+        f"{path} is {_told(value)} for a batch of {splitter.batch}; return {wanted}"
     )
 
 
 def _is_exotic(array: Any) -> bool:
     return is_tensor(array) and (array.is_nested or not is_strided(array))
+
+
+def _told(entries: list[Any]) -> str:
+    return f"a list of {counted(len(entries), 'entry', 'entries')}"
 
 
 def _describe(value: Any) -> str:

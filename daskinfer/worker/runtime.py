@@ -16,6 +16,7 @@ from distributed.protocol.serialize import to_serialize
 from daskinfer import config, protocol, transport
 from daskinfer.exceptions import InferenceError
 from daskinfer.failure import dump_failure
+from daskinfer.wording import counted
 from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
 from daskinfer.worker.inputs import MissingInput, fetch_inputs, load_call
@@ -289,7 +290,8 @@ class InferenceRuntime(WorkerPlugin):
             header, frames = transport.pack([self.worker.data[key] for key in found])
         except Exception:
             # One of them cannot be pickled; fetching them singly, Dask says so.
-            logger.info("Could not pack %d results", len(found), exc_info=True)
+            told = counted(len(found), "result")
+            logger.info("Could not pack %s", told, exc_info=True)
             found = []
             header, frames = transport.pack([])
         return {

@@ -212,7 +212,7 @@ async def test_no_worker_with_the_deployments_resource(
         future = model.submit(X)
         await until(lambda: bool(shown))
     wanted = f"needs NPU=1; {worker.address}: it lacks NPU=1 (it has GPU=1)"
-    told = f"1 requests for 'net' are waiting: no worker is ready: {wanted}"
+    told = f"1 request for 'net' is waiting: no worker is ready: {wanted}"
     # In the client's own process, and in the scheduler's log.
     assert told in str(shown[0].message)
     assert told in log.getvalue()
@@ -239,7 +239,7 @@ async def test_no_worker_with_the_requests_resource(
             future = model.options(resources={"NPU": 2}).submit(X)
         else:
             future = client.submit(model, X, resources={"NPU": 2})
-        await until(lambda: "are waiting" in log.getvalue())
+        await until(lambda: "is waiting" in log.getvalue())
     problem = (await model.status()).problem
     assert problem == (
         "requests ask for resources NPU=2, which no ready worker satisfies; "

@@ -294,7 +294,7 @@ async def test_undeploy_while_it_loads(
     waiting = old.submit(X)
     await until(lambda: builder.built == 1)
     await old.undeploy()
-    with pytest.raises(UnknownDeployment, match="undeployed while the request waited"):
+    with pytest.raises(UnknownDeployment, match="undeployed before the request was"):
         await waiting
     # Another one of that name is not mistaken for it, nor kept from loading.
     deploying = asyncio.ensure_future(daskinfer.deploy(client, np.negative, name="net"))

@@ -85,7 +85,7 @@ async def test_requests_that_nobody_can_serve_are_reported(c, s, a):
     with captured_logger("distributed.inference.plugin") as log:
         model = await deploy(c, Probe(), resources={"NPU": 1}, wait=False)
         future = model.submit(ONE)
-        await until(lambda: "1 requests for 'm' are waiting" in log.getvalue())
+        await until(lambda: "1 request for 'm' is waiting" in log.getvalue())
     said = log.getvalue()
     assert "needs NPU=1" in said
     assert f"{a.address}: it lacks NPU=1 (it has none)" in said

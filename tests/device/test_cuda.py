@@ -33,7 +33,7 @@ def test_devices_are_counted(cuda_build):
     cuda_build(2)
     report = CudaDevice.report()
     assert (report.kind, report.count) == ("cuda", 2)
-    assert report.reason.endswith("sees 2 CUDA device(s)")
+    assert report.reason.endswith("sees 2 CUDA devices")
 
 
 def test_a_build_without_cuda_is_the_reason(monkeypatch):

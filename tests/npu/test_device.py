@@ -28,7 +28,7 @@ def test_detection_counts_the_devices():
     report = detect()
     assert report.best == "npu"
     assert report["npu"].count == 2
-    assert report["npu"].reason == "torch_npu sees 2 device(s)"
+    assert report["npu"].reason == "torch_npu sees 2 devices"
     assert report["cuda"].count == 0
 
 

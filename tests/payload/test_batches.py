@@ -332,7 +332,7 @@ def test_sorting_results_of_torch_keep_their_type() -> None:
         ({"a": (None, {"b": 1.5})}, [1, 1], r"output\['a'\]\[1\]\['b'\] is float 1.5"),
         ({"logits": (None, np.ones(5))}, [2], r"output\['logits'\]\[1\] has shape"),
         (Boxes(np.ones(2), "text"), [1, 1], r"output.scores is str 'text'"),
-        (["a"], [1, 1], "output is a list of 1 entries for a batch of 2 "),
+        (["a"], [1, 1], "output is a list of 1 entry for a batch of 2 "),
         (["a", "b", "c"], [1, 1], "output is a list of 3 entries"),
         ([], [1], "output is a list of 0 entries"),
         ([np.ones(3), np.ones(3)], [1, 2, 4], "output is a list of 2 entries"),
@@ -397,3 +397,20 @@ def test_lists_of_arrays_are_joined_by_what_fits_every_pass() -> None:
     assert len(join_outputs(per_row, [2, 1])) == 3
     levels = [[np.ones((2, 4)), np.ones((2, 8))], [np.ones((1, 4)), np.ones((1, 8))]]
     assert [level.shape for level in join_outputs(levels, [2, 1])] == [(3, 4), (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pad_to", "told"),
+    [
+        ([1], 2, "a batch of 2 (a request of 1 row, padded)"),
+        ([2], None, "a batch of 2 (a request of 2 rows)"),
+        ([1, 2], None, "a batch of 3 (requests of 1, 2 rows)"),
+        ([1] * 9, None, "a batch of 9 (requests of 1, 1, 1, 1, 1, 1, 1, 1, ... rows)"),
+    ],
+)
+def test_the_batch_is_told_in_words(
+    sizes: list[int], pad_to: int | None, told: str
+) -> None:
+    with pytest.raises(OutputMismatch) as caught:
+        split(["a"] * 11, sizes, pad_to=pad_to)
+    assert told in str(caught.value)

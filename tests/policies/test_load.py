@@ -77,6 +77,6 @@ def test_a_link_needs_two_ways(outbound: float, trip: float) -> None:
 def test_repr(device: DeviceLoad) -> None:
     device.send(flight("1", 10.0, 0.020))
     assert repr(device) == (
-        "<DeviceLoad tcp://10.0.0.1:1 npu: 1 batches, 8 rows under way>"
+        "<DeviceLoad tcp://10.0.0.1:1 npu: batches under way: 1 rows: 8>"
     )
     assert repr(Link()) == "<Link outbound=3.00ms round_trip=5.00ms>"
