@@ -22,7 +22,7 @@ from daskinfer.exceptions import (
 )
 from daskinfer.failure import load_failure
 from daskinfer.handle import Model, check_sendable, resource_amounts
-from daskinfer.installation import calls, install
+from daskinfer.installation import calls, install, is_same_scheduler
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 
@@ -34,16 +34,48 @@ if TYPE_CHECKING:
 _DEVICES = ("auto", "npu", "cuda", "cpu")
 
 
-def current_client(preferred: Client | None = None) -> Client:
-    """Return the client to speak through: the given one, the task's, the default.
+def client_of(name: str, own: Client | None) -> Client:
+    """Return the client for a handle to speak through.
+
+    Parameters
+    ----------
+    name
+        The deployment's name.
+    own
+        The client that the handle was made with, if any.
+
+    Raises
+    ------
+    RuntimeError
+        If the handle's own client is closed, and the current one is not connected
+        to the same scheduler: another may have something else of this name.
+    ValueError
+        If the handle has no client, and there is no current one.
+    """
+    if own is None:
+        return current_client()
+    if own.status not in ("closing", "closed"):
+        return own
+    try:
+        current = current_client()
+    except ValueError:
+        current = None
+    if current is None or not is_same_scheduler(own, current):
+        raise RuntimeError(
+            f"the client that deployed {name!r}, or got the handle, is closed; get a "
+            f"handle from the new client with daskinfer.get(client, {name!r})"
+        )
+    return current
+
+
+def current_client() -> Client:
+    """Return the client of the task that this runs in, or else the default one.
 
     Raises
     ------
     ValueError
         If there is none: make one with ``Client(address)``.
     """
-    if preferred is not None and preferred.status != "closed":
-        return preferred
     try:
         get_worker()
     except ValueError:

@@ -198,8 +198,10 @@ class Model:
 
     Notes
     -----
-    Thread-safe: a handle is immutable. The client is found when it is needed: the
-    one that deployed it, or the current one (inside a task, the worker's).
+    Thread-safe: a handle is immutable. It speaks through the client that deployed or
+    got it. One that was pickled has none, and takes the current client when it needs
+    one (inside a task, the worker's). So does one whose client was closed, if the
+    current client is connected to the same scheduler; else it is a RuntimeError.
 
     Examples
     --------
@@ -253,9 +255,9 @@ class Model:
     @property
     def client(self) -> Client:
         """The Dask client this handle speaks through."""
-        from daskinfer.client import current_client
+        from daskinfer.client import client_of
 
-        return current_client(self._client)
+        return client_of(self.name, self._client)
 
     def __call__(self, *args: Any, computing_meta: bool = False, **kwargs: Any) -> Any:
         """Run the model on one input and wait for the result.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _EXTENSION = "daskinfer-connection"
+_SCHEDULER = "daskinfer-scheduler"
 
 
 def calls(client: Client) -> Any:
@@ -39,3 +40,11 @@ async def install(client: Client) -> None:
     connection = client.scheduler_comm
     await client.register_plugin(InferencePlugin())
     client.extensions[_EXTENSION] = connection
+    # Dask forgets it when the client is closed.
+    client.extensions[_SCHEDULER] = client._scheduler_identity.get("id")
+
+
+def is_same_scheduler(closed: Client, other: Client) -> bool:
+    """Whether a client speaks to the scheduler that a closed one has spoken to."""
+    known: str | None = closed.extensions.get(_SCHEDULER)
+    return known is not None and known == other._scheduler_identity.get("id")
