@@ -61,6 +61,9 @@ def measure(
 
     Raises
     ------
+    TypeError
+        For a dask collection, which would be built where the model runs, and not be
+        computed.
     Exception
         Whatever the input's own code raises, for instance while it is pickled to
         compare a constant by value. It concerns this request alone.
@@ -116,6 +119,7 @@ class _Survey:
         self.rows: int | None = None
 
     def visit(self, obj: Any, keyword: bool = False) -> str:
+        _refuse_lazy(obj)
         if is_array(obj):
             return self.array(obj)
         if isinstance(obj, list) and not keyword and not holds_arrays(obj):
@@ -180,6 +184,23 @@ def _refuse_exotic(tensor: Any) -> None:
         or tensor.is_nested
     ):
         raise _RunsAloneError
+
+
+def _refuse_lazy(obj: Any) -> None:
+    cls = type(obj)
+    # xarray's objects have a graph only now and then.
+    if not (hasattr(cls, "__dask_graph__") and cls.__module__.startswith("dask")):
+        return
+    if hasattr(cls, "map_blocks"):
+        instead = "model.predict(x) or x.map_blocks(model, dtype=...)"
+    elif hasattr(cls, "map_partitions"):
+        instead = "x.map_partitions(model)"
+    else:
+        instead = "dask.delayed(model)(x)"
+    raise TypeError(
+        f"a model takes values, not a lazy dask {cls.__name__}: for one, x, use "
+        f"{instead}, or pass the future client.compute(x)"
+    )
 
 
 def _class_name(cls: type) -> str:

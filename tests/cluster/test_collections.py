@@ -157,3 +157,41 @@ async def test_equal_calls_of_a_pinned_version_are_one_task(
     assert first.key == second.key
     np.testing.assert_array_equal(await second, X * 2)
     assert len(probe.calls) == 1
+
+
+def frame() -> Any:
+    import dask.dataframe as dd
+    import pandas as pd
+
+    return dd.from_pandas(pd.DataFrame({"x": [1.0, 2.0]}), npartitions=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (lambda: da.ones((4, 4)), r"model\.predict\(x\) or x\.map_blocks\(model"),
+        (lambda: db.from_sequence([1, 2]), r"x\.map_partitions\(model\)"),
+        (frame, r"x\.map_partitions\(model\)"),
+        (lambda: dask.delayed(X), r"dask\.delayed\(model\)\(x\)"),
+    ],
+    ids=["array", "bag", "frame", "delayed"],
+)
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_a_lazy_input_is_refused_with_what_to_do_instead(
+    client: Client, scheduler: Any, worker: Any, make: Any, instead: str
+) -> None:
+    model = await daskinfer.deploy(client, linear())
+    lazy = make()
+    for call in (
+        lambda: model(lazy),
+        lambda: model.submit(lazy),
+        lambda: model.submit([X, {"x": lazy}]),
+        lambda: model.submit(X, mask=lazy),
+        lambda: model.map([X, lazy]),
+    ):
+        with pytest.raises(TypeError, match=instead):
+            call()
+    # Futures are welcome, also many at once.
+    futures = await client.scatter([X[:3], X[3:]])
+    total = await daskinfer.deploy(client, lambda parts: np.concatenate(parts) * 2)
+    np.testing.assert_allclose(await total.submit(futures), X * 2)
