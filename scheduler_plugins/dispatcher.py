@@ -115,10 +115,11 @@ class Dispatcher:
         ValueError
             If its placement cannot be found.
         """
+        counts = self.statistics.get(deployment.name, Statistics())
         self.lines[deployment.name, version] = Line(
-            deployment, version, self.link, self._priority_age
+            deployment, version, self.link, self._priority_age, counts
         )
-        self.statistics.setdefault(deployment.name, Statistics())
+        self.statistics[deployment.name] = counts
 
     def close(self, name: str, version: str) -> list[Request]:
         """Stop serving a version; return who waited for it."""
@@ -418,11 +419,9 @@ class Dispatcher:
         if passes:
             busy = message["waited"] + message["ran"]
             self.link.observe(max(now - batch.sent_at - busy, 0.0))
-        counts = self.statistics.get(line.name)
-        if counts is not None:
-            counts.ran(
-                address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
-            )
+        line.counts.ran(
+            address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
+        )
         self._settle(batch, requests, message, address)
         self.wake()
 

@@ -26,6 +26,7 @@ from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
 from scheduler_plugins.service import Service
+from scheduler_plugins.statistics import Statistics
 from scheduler_plugins.taskstate import NewTask, TaskStates
 
 if TYPE_CHECKING:
@@ -240,7 +241,10 @@ class InferencePlugin(SchedulerPlugin):
 
     def _register(self, request: Request) -> None:
         self.requests[request.key] = request
-        counts = self.dispatcher.statistics.get(request.name)
+        self._count(request, self.dispatcher.statistics.get(request.name))
+
+    def _count(self, request: Request, counts: Statistics | None) -> None:
+        request.counts = counts
         if counts is not None:
             counts.arrived()
 
@@ -279,9 +283,8 @@ class InferencePlugin(SchedulerPlugin):
             self._end(request, succeeded=finish == "memory")
         elif finish == "forgotten":
             del self.requests[key]
-            counts = self.dispatcher.statistics.get(request.name)
-            if not request.ended and counts is not None:
-                counts.cancelled += 1
+            if not request.ended and request.counts is not None:
+                request.counts.cancelled += 1
 
     def _wait(self, request: Request) -> None:
         if request.ended:
@@ -299,6 +302,9 @@ class InferencePlugin(SchedulerPlugin):
                 # Not from within a transition of the same task.
                 self.scheduler.loop.add_callback(self._fail_doomed)
         else:
+            if request.counts is not line.counts:
+                # It outlived the deployment it was sent to; this one serves it now.
+                self._count(request, line.counts)
             self.dispatcher.enqueue(request, line)
 
     def _line_of(self, request: Request) -> Line:
@@ -306,7 +312,7 @@ class InferencePlugin(SchedulerPlugin):
         return self.dispatcher.lines[request.name, version.version]
 
     def _end(self, request: Request, *, succeeded: bool) -> None:
-        counts = self.dispatcher.statistics.get(request.name)
+        counts = request.counts
         request.ended = True
         if counts is None:
             return

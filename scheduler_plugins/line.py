@@ -14,6 +14,7 @@ from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.placement import resolve
 from scheduler_plugins.queueing import Request, RequestQueue
+from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
     from scheduler_plugins.registry import Deployment
@@ -54,14 +55,22 @@ class Line:
     """One deployment version: who waits for it, and how its batches are made.
 
     ``served`` is the device time in seconds it was given, the measure by which
-    deployments take turns.
+    deployments take turns. ``counts`` are the deployment's, of all its versions.
     """
 
-    def __init__(self, deployment: Deployment, version: str, link: Link, age: float):
+    def __init__(
+        self,
+        deployment: Deployment,
+        version: str,
+        link: Link,
+        age: float,
+        counts: Statistics,
+    ) -> None:
         policy = deployment.policy
         self.name = deployment.name
         self.version = version
         self.policy = policy
+        self.counts = counts
         self.queue = RequestQueue(age)
         self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
         self.batcher = Batcher(

@@ -18,6 +18,8 @@ from typing import TypeAlias
 
 from dask.typing import Key
 
+from scheduler_plugins.statistics import Statistics
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -57,6 +59,8 @@ class Request:
         Whether it was answered, or has failed.
     error
         Why it cannot be served, found out before it could wait.
+    counts
+        Of the deployment that it arrived at. Another may have its name by now.
     """
 
     key: Key
@@ -78,6 +82,7 @@ class Request:
     queue: RequestQueue | None = None
     ended: bool = False
     error: Exception | None = None
+    counts: Statistics | None = field(default=None, repr=False)
     _entry: _Entry | None = field(default=None, repr=False)
 
     @property
