@@ -468,11 +468,14 @@ class Dispatcher:
         """Park requests whose inputs had moved when the worker looked for them."""
         for key in message["missing"]:
             request = requests.get(key)
-            if request is not None and request.attempts >= _FETCH_ATTEMPTS:
+            if request is None:
+                continue
+            request.misses += 1
+            if request.misses >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(
                     f"the inputs of {key!r} could not be fetched from the workers "
                     "that should hold them, in "
-                    f"{counted(request.attempts, 'attempt')}"
+                    f"{counted(request.misses, 'attempt')}"
                 )
         # Last: it lets them wait again, or fail with the error they have by now.
         self.tasks.release_running(message["missing"], message["stimulus_id"])

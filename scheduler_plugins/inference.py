@@ -291,6 +291,7 @@ class InferencePlugin(SchedulerPlugin):
             # Its result was lost, or it is retried: it arrives anew.
             request.ended, request.order = False, None
             request.arrived = monotonic()
+            request.attempts = request.misses = 0
         try:
             if request.error is not None:
                 raise request.error

@@ -48,7 +48,9 @@ class Request:
     order
         The place in its lane, once it has one.
     attempts
-        How often it was sent to a worker.
+        How often it was sent to a worker since it arrived.
+    misses
+        How often of these its inputs were not where they should be.
     batch
         The batch it was sent with, while it is running.
     dispatched
@@ -77,6 +79,7 @@ class Request:
     lane: Hashable | None = None
     order: tuple[float, int] | None = None
     attempts: int = 0
+    misses: int = 0
     batch: str | None = None
     dispatched: float = 0.0
     queue: RequestQueue | None = None

@@ -43,8 +43,16 @@ async def fetch_inputs(
     return inputs | fetched, {*missing, *failed}
 
 
-def load_call(body: protocol.Payload, inputs: dict[Key, Any]) -> Call:
+def load_call(body: protocol.Payload, inputs: dict[Key, Any] | None) -> Call:
     """Unpickle a request and resolve its references to other tasks.
+
+    Parameters
+    ----------
+    body
+        The pickled request.
+    inputs
+        The results of other tasks that could be had; None where no request of the
+        batch has a reference.
 
     Raises
     ------
@@ -52,7 +60,7 @@ def load_call(body: protocol.Payload, inputs: dict[Key, Any]) -> Call:
         If one of them is not in ``inputs``.
     """
     args, kwargs = transport.loads(frames(body))
-    if inputs:
+    if inputs is not None:
         args = tuple(_resolve(value, inputs) for value in args)
         kwargs = {name: _resolve(value, inputs) for name, value in kwargs.items()}
     return args, kwargs

@@ -219,8 +219,9 @@ class InferenceRuntime(WorkerPlugin):
 
     def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
         job.started = monotonic()
+        found = inputs if job.who_has else None
         items = [
-            Item(key, partial(load_call, body, inputs))
+            Item(key, partial(load_call, body, found))
             for key, body in job.payloads.items()
             if key not in job.dropped
         ]
