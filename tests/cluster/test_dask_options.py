@@ -9,7 +9,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import Client, Future, wait
+from distributed import Client, Future, futures_of, wait
 from distributed.utils_test import gen_cluster
 
 import daskinfer
@@ -217,8 +217,16 @@ async def test_pure_says_whether_equal_calls_are_one(c, s, a, b):
 async def test_an_actor_is_refused(c, s, a, b):
     probe = Probe()
     model = await deploy(c, probe)
-    with pytest.raises(NotServable, match="cannot be an actor"):
-        await c.submit(model, ONE, actor=True)
+    refused = [
+        c.submit(model, ONE, actor=True),
+        *c.map(model, [ONE, row(2)], actor=True),
+        c.compute(dask.delayed(model)(ONE), actors=True),
+        *futures_of(c.persist(dask.delayed(model)(row(2)), actors=True)),
+    ]
+    assert len({future.key for future in refused}) == 5
+    for future in refused:
+        with pytest.raises(NotServable, match="cannot be an actor"):
+            await future
     assert probe.calls == []
     assert np.array_equal(await c.submit(model, row(2)), [[4]])
 
