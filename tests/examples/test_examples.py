@@ -35,11 +35,17 @@ def percentages(text: str) -> list[float]:
 
 
 def test_demo() -> None:
-    output = run("daskinfer.demo", "--workers=2", "--images=200", "--rounds=1")
+    output = run("daskinfer.demo", "--workers=2", "--rounds=1")
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", output)
     rows = [line for line in output.splitlines() if re.search(r"\d+\.\d ×", line)]
     assert len(rows) == 3, output
     assert all(percentages(row)[0] >= 97 for row in rows), output
+    assert "1,797 requests of one image" in output
+    # A bar for each way, in the warm-up and in the round; none stops short.
+    bars = re.findall(r"^(.+?)  +━+ (\d+)/(\d+) \d:\d\d:\d\d$", output, re.MULTILINE)
+    ways = [row.split("│")[1].strip() for row in rows]
+    names = [*(f"{way} (warm-up)" for way in ways), *ways]
+    assert bars == [(name, "1797", "1797") for name in names], output
     assert "mean batch size" in output
     shares = [percentages(row)[-1] for row in output.splitlines() if "tcp://" in row]
     assert len(shares) == 2, output
