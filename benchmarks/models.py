@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from distributed import get_worker
 from torch import nn
 
 
@@ -74,6 +75,21 @@ class SteadyDevice:
     def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the batch after the time."""
         time.sleep(self.seconds)
+        return x
+
+
+class UnevenDevice:
+    """Takes 20 ms for any batch, and ten times that on some workers."""
+
+    seconds = 0.020
+
+    def __init__(self, slow: Iterable[str]) -> None:
+        self.slow = frozenset(slow)
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the batch after the time."""
+        is_slow = get_worker().address in self.slow
+        time.sleep(self.seconds * (10 if is_slow else 1))
         return x
 
 

@@ -78,5 +78,6 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
         "predict": 2,
         "batch_size": 4,
         "queue_depth": 1,
+        "slow_workers": 1,
     }
     assert all(ratio["measured"] > 0 for ratios in found.values() for ratio in ratios)
