@@ -155,7 +155,8 @@ class Sizer:
         self._cached_for: tuple[int, float] = (-1, 0.0)
         self._probes: dict[str, _Probe] = {}
         self._credit = 0.0
-        self._sent = 0
+        self._sent_since_check = 0
+        self._checks = 0
 
     def rates(self, device: DeviceLoad) -> Rates:
         """The rates of a device, under the target latency while that holds."""
@@ -266,15 +267,17 @@ class Sizer:
     def _remeasured(self, rates: Rates, waiting: int, devices: int) -> int:
         """A neighbour of the best size, now and then: its time may have changed."""
         best = rates.best_size
-        turn, rest = divmod(self._sent + 1, _REMEASURE_EVERY)
-        if rest or waiting <= 4 * best:
+        if self._sent_since_check < _REMEASURE_EVERY or waiting <= 4 * best:
             return 0
         near = [n for n in rates.sizes if n != best and best / 4 <= n <= 2.9 * best]
         if not near:
             return 0
-        rows = near[turn % len(near)]
-        affordable = self._budget(rates, waiting, devices)
-        return rows if self._loss(rates, rows) <= affordable else 0
+        rows = near[self._checks % len(near)]
+        if self._loss(rates, rows) > self._budget(rates, waiting, devices):
+            return 0
+        self._sent_since_check = 0
+        self._checks += 1
+        return rows
 
     @staticmethod
     def _loss(rates: Rates, rows: int) -> float:
@@ -289,7 +292,7 @@ class Sizer:
 
     def sent(self, batch_id: str, device: DeviceLoad, rows: int, probe: bool) -> None:
         """Note that a batch left."""
-        self._sent += 1
+        self._sent_since_check += 1
         if probe:
             loss = self._loss(self.rates(device), rows)
             self._credit -= min(max(loss, 0.0), self._credit)
