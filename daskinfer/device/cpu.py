@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import psutil
 from distributed.system import MEMORY_LIMIT
 
+from daskinfer import config
+from daskinfer.device.allocator import keep_memory, return_memory
 from daskinfer.device.base import BackendReport, Device
 from daskinfer.device.loading import load_torch
 
@@ -36,6 +38,9 @@ class CpuDevice(Device):
         self.torch_device = torch.device("cpu")
         self.name = platform.machine() or "cpu"
         self.device_class = f"cpu/{torch.get_num_threads()}-threads"
+        kept = config.nbytes("cpu.keep-memory")
+        if kept:
+            keep_memory(kept)
 
     @staticmethod
     def report() -> BackendReport:
@@ -68,7 +73,8 @@ class CpuDevice(Device):
         return float(psutil.cpu_percent(interval=None)) / 100
 
     def empty_cache(self) -> None:
-        """Do nothing: torch keeps no memory for reuse on the CPU."""
+        """Return what the C library keeps; torch keeps nothing on the CPU."""
+        return_memory()
 
     def is_out_of_memory(self, exc: BaseException) -> bool:
         """Recognize `MemoryError` and the error of torch's allocator."""
