@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future
+from distributed import Client, Future, wait
 
 import daskinfer
 from benchmarks.measure import alternate, cluster, medians, settle
@@ -69,6 +69,13 @@ def run(smoke: bool = False) -> list[Ratio]:
                         lambda: [model.submit(x) for x in xs],
                         daskinfer.gather,
                     ),
+                    # Results of a graph do not come unasked: all are fetched here.
+                    "plain fetch": lambda: _time_fetch(
+                        plain, plain.map(plain_tiny, xs, pure=False), plain.gather
+                    ),
+                    "our fetch": lambda: _time_fetch(
+                        client, client.map(model, xs, pure=False), daskinfer.gather
+                    ),
                     "plain one": lambda: _time_each(
                         lambda x: plain.submit(plain_tiny, x, pure=False),
                         xs[:one_by_one],
@@ -91,6 +98,7 @@ def run(smoke: bool = False) -> list[Ratio]:
         faster("client.gather(client.map(model, xs))", "client.map", "plain map", 5),
         faster("daskinfer.gather(model.map(xs))", "model.map", "plain map", 8),
         faster("model.submit(x) one by one", "model.submit", "plain submit", 8),
+        faster("daskinfer.gather of finished futures", "our fetch", "plain fetch", 10),
         Ratio(
             "model.submit(x).result(), p50",
             seconds["model one"] / seconds["plain one"],
@@ -113,6 +121,21 @@ def _time_many(
     results = gather(futures)
     seconds = perf_counter() - started
     np.testing.assert_allclose(np.concatenate(results), expected, rtol=1e-4, atol=1e-5)
+    del futures
+    settle(client)
+    return seconds
+
+
+def _time_fetch(
+    client: Client,
+    futures: list[Future[Any]],
+    gather: Callable[[list[Future[Any]]], list[Any]],
+) -> float:
+    wait(futures)
+    started = perf_counter()
+    results = gather(futures)
+    seconds = perf_counter() - started
+    assert len(results) == len(futures)
     del futures
     settle(client)
     return seconds
