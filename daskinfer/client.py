@@ -21,8 +21,9 @@ from daskinfer.exceptions import (
     UnknownDeployment,
 )
 from daskinfer.failure import load_failure
-from daskinfer.handle import Model, check_sendable, resource_amounts
+from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
+from daskinfer.options import check_sendable, resource_amounts
 from daskinfer.policy import BatchPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 

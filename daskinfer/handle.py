@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from numbers import Integral, Real
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dask.core import validate_key
+from daskinfer.options import NO_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -16,162 +14,7 @@ if TYPE_CHECKING:
 
     from daskinfer.status import DeploymentStatus
 
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """What one call may ask for apart from the model's own keywords.
-
-    They mean what they mean in :meth:`distributed.Client.submit`.
-
-    Parameters
-    ----------
-    key
-        The future's key. Equal keys are one task.
-    priority
-        Higher overtakes. One unit is worth ``daskinfer.priority-age`` of waiting.
-    retries
-        How often a failing request is run again.
-    workers
-        Addresses, names or host names the request must run on.
-    allow_other_workers
-        Whether ``workers`` is only a preference.
-    resources
-        Resources the worker must have declared, such as ``{"NPU": 1}``.
-    """
-
-    key: Key | None = None
-    priority: float = 0
-    retries: int = 0
-    workers: tuple[str | int, ...] | None = None
-    allow_other_workers: bool = False
-    resources: tuple[tuple[str, float], ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.key is not None:
-            validate_key(self.key)
-            if self.key in ("", ()):
-                raise ValueError("key must not be empty")
-            check_sendable(self.key, "key")
-        if isinstance(self.priority, bool) or not isinstance(self.priority, Real):
-            raise TypeError(f"priority must be a number, not {self.priority!r}")
-        if isinstance(self.retries, bool) or not isinstance(self.retries, Integral):
-            raise TypeError(f"retries must be an int, not {self.retries!r}")
-        if type(self.priority) not in (int, float):
-            # NumPy's, for instance, which no message carries.
-            object.__setattr__(self, "priority", float(self.priority))
-        object.__setattr__(self, "retries", int(self.retries))
-        if self.retries < 0:
-            raise ValueError(f"retries must not be negative, got {self.retries}")
-        check_sendable(self.priority, "priority")
-        check_sendable(self.retries, "retries")
-        for worker in self.workers or ():
-            if isinstance(worker, bool) or not isinstance(worker, (str, int)):
-                raise TypeError(
-                    f"workers must be addresses, names or host names, not {worker!r}"
-                )
-            check_sendable(worker, "workers")
-        if self.allow_other_workers and self.workers is None:
-            raise ValueError("allow_other_workers needs workers=")
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        workers: str | int | Iterable[str | int] | None = None,
-        resources: Mapping[str, float] | None = None,
-        **others: Any,
-    ) -> CallOptions:
-        """Make options of what Dask takes: one worker or many, a dict of resources.
-
-        >>> CallOptions.of(workers="tcp://10.0.0.1:1", priority=2).workers
-        ('tcp://10.0.0.1:1',)
-        """
-        names = [workers] if isinstance(workers, (str, int)) else workers
-        return cls(
-            workers=None if names is None else tuple(names),
-            resources=resource_amounts(resources),
-            **others,
-        )
-
-    def within(self, annotations: Mapping[str, Any], key: Key) -> CallOptions:
-        """These options, completed by what :func:`dask.annotate` has set around them.
-
-        As in Dask, an option that was given goes before an annotation, and an
-        annotation may be a function of the key.
-        """
-        wanted = {
-            name: value(key) if callable(value) else value
-            for name, value in annotations.items()
-            if name in _ANNOTATIONS
-        }
-        for name in _ANNOTATIONS:
-            given = getattr(self, name)
-            if given != getattr(NO_OPTIONS, name):
-                wanted[name] = dict(given) if name == "resources" else given
-        if wanted.get("workers") is None:
-            wanted.pop("allow_other_workers", None)
-        return CallOptions.of(key=self.key, **wanted)
-
-
-def resource_amounts(
-    resources: Mapping[str, float] | None,
-) -> tuple[tuple[str, float], ...] | None:
-    """Check what a user asks of a worker's resources, and bring it into order.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is no mapping of names to positive numbers.
-
-    Examples
-    --------
-    >>> resource_amounts({"NPU": 1, "GPU": 2})
-    (('GPU', 2), ('NPU', 1))
-    """
-    if resources is None:
-        return None
-    wanted = 'resources must map names to positive numbers, such as {"NPU": 1}, not'
-    if not isinstance(resources, Mapping):
-        raise TypeError(f"{wanted} {resources!r}")
-    for name, amount in resources.items():
-        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-        if not isinstance(name, str) or not number:
-            raise TypeError(f"{wanted} {resources!r}")
-        if not 0 < amount <= _LARGEST:
-            raise ValueError(f"{wanted} {resources!r}")
-        check_sendable(name, "resources")
-    return tuple(sorted(resources.items()))
-
-
-def check_sendable(value: object, field: str) -> None:
-    """Refuse what a message cannot carry; sent, it would end the connection.
-
-    Raises
-    ------
-    ValueError
-        For a text that is no valid Unicode, an integer beyond 64 bits, and nan,
-        which is not equal to itself.
-    """
-    if isinstance(value, tuple):
-        for part in value:
-            check_sendable(part, field)
-    elif isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{field} is no valid text: {error}") from None
-    elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-        raise ValueError(f"{field} must not be beyond 64 bits, got {value}")
-    elif value != value:
-        raise ValueError(f"{field} must not be nan")
-
-
-#: The largest integer that every message can carry.
-_LARGEST = 2**63 - 1
-
-_ANNOTATIONS = ("priority", "retries", "workers", "allow_other_workers", "resources")
-
-NO_OPTIONS = CallOptions()
+__all__ = ["NO_OPTIONS", "BoundModel", "CallOptions", "Model"]
 
 
 class Model:

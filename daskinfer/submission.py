@@ -25,8 +25,8 @@ from distributed.utils_comm import pack_data, unpack_remotedata
 
 from daskinfer import config, payload, protocol, transport
 from daskinfer.future import request_future, results_arrived
-from daskinfer.handle import CallOptions
 from daskinfer.installation import install, is_installed
+from daskinfer.options import CallOptions
 
 if TYPE_CHECKING:
     from dask.typing import Key

@@ -15,20 +15,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dask.typing import Key
-from distributed.metrics import monotonic, time
+from distributed.metrics import monotonic
 
-from daskinfer import protocol
 from daskinfer.wording import counted
 from scheduler_plugins.batching import Send
 from scheduler_plugins.constraint import Constraint
-from scheduler_plugins.line import Batch, LaneKey, Line
+from scheduler_plugins.line import LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.queueing import Lane, Request
-from scheduler_plugins.sending import pickle_inputs, run_message
+from scheduler_plugins.running import Running
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
+    from daskinfer.protocol import DoneMessage
     from scheduler_plugins.registry import Deployment
     from scheduler_plugins.taskstate import TaskStates
 
@@ -39,8 +38,6 @@ logger = logging.getLogger("distributed.inference.dispatcher")
 _LANES = 32
 #: Moving inputs pays for a lane of its own from this many seconds on.
 _COSTLY_TRANSFER = 0.002
-#: How often an input may be found missing before its request fails.
-_FETCH_ATTEMPTS = 5
 
 
 @dataclass(slots=True)
@@ -86,23 +83,20 @@ class Dispatcher:
         self.tasks = tasks
         self.link = Link()
         self.lines: dict[tuple[str, str], Line] = {}
-        self.batches: dict[str, Batch] = {}
         self.statistics: dict[str, Statistics] = {}
+        self.running = Running(tasks, send, self.link)
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
-        self._send = send
         self._report = report
         self._priority_age = priority_age
         self._warn_after = warn_after
-        self._sequence = 0
         self._woken = False
         self._timer = _Timer()
-        self._unwanted: dict[str, list[Key]] = {}
 
     def __repr__(self) -> str:
         waiting = sum(len(line.queue) for line in self.lines.values())
         return (
             f"<Dispatcher lines: {len(self.lines)} waiting: {waiting} "
-            f"batches: {len(self.batches)}>"
+            f"batches: {len(self.running.batches)}>"
         )
 
     # Events
@@ -156,10 +150,7 @@ class Dispatcher:
 
     def worker_lost(self, address: str) -> None:
         """A worker is gone; Dask has parked its requests already."""
-        now = monotonic()
-        for batch in [b for b in self.batches.values() if b.device.name == address]:
-            self._close_batch(batch)
-            batch.line.batcher.lost(batch.batch_id, batch.device, now)
+        self.running.lost(address)
         for line in self.lines.values():
             if line.devices.pop(address, None) is not None:
                 line.latency.forget(address)
@@ -185,27 +176,21 @@ class Dispatcher:
 
     def unassign(self, request: Request) -> None:
         """A request is not part of its batch any more."""
-        batch = self.batches.get(request.batch or "")
-        request.batch = None
-        if batch is not None and batch.requests.pop(request.key, None) is not None:
-            self._unwanted.setdefault(batch.batch_id, []).append(request.key)
+        if self.running.unassign(request):
             self.wake()
+
+    def done(self, message: DoneMessage, address: str) -> None:
+        """Take in what a worker says of a batch."""
+        self.running.done(message, address)
+        self.wake()
 
     def clear(self) -> None:
         """Forget all requests and batches; what is deployed stays."""
-        now = monotonic()
-        for batch in list(self.batches.values()):
-            self._close_batch(batch)
-            batch.line.batcher.lost(batch.batch_id, batch.device, now)
+        self.running.clear()
         for line in self.lines.values():
             for request in line.queue.requests():
                 line.queue.discard(request)
-        self._unwanted.clear()
         self._timer.cancel()
-
-    def busy_workers(self) -> set[str]:
-        """Workers that have a batch."""
-        return {batch.device.name for batch in self.batches.values()}
 
     def waiting_seconds(self) -> float:
         """Device time that the waiting requests need, over all devices."""
@@ -228,7 +213,7 @@ class Dispatcher:
     def _pump(self) -> None:
         self._woken = False
         self._timer.cancel()
-        self._drop_unwanted()
+        self.running.drop_unwanted()
         running = set(self.tasks.running())
         wake_at = math.inf
         busy = self._busy()
@@ -274,7 +259,7 @@ class Dispatcher:
             )
             if isinstance(decision, Send):
                 line.starved_since = None
-                self._dispatch(line, lane, decision)
+                self.running.dispatch(line, lane, decision)
                 return True, now
             if decision.until is not None:
                 wake_at = min(wake_at, decision.until)
@@ -340,150 +325,3 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         self._timer.at = at
         self._timer.handle = loop.call_later(max(at - monotonic(), 0), self.wake)
-
-    # Enacting
-
-    def _dispatch(self, line: Line, lane: Lane, decision: Send) -> None:
-        now = monotonic()
-        requests = line.queue.take(lane, decision.rows)
-        self._sequence += 1
-        batch_id = f"{line.name}-{self._sequence}"
-        stimulus_id = f"daskinfer-run-{batch_id}"
-        address = decision.device.name
-        keys = [request.key for request in requests]
-        run_ids = self.tasks.dispatch(keys, address, stimulus_id)
-        batch = Batch(
-            batch_id,
-            line,
-            decision.device,
-            run_ids,
-            {request.key: request for request in requests if request.key in run_ids},
-            sum(request.rows for request in requests if request.key in run_ids),
-            now,
-        )
-        payloads, failures = pickle_inputs(self.tasks, batch.requests)
-        # Registered before anything can fail, so that every exit passes one door.
-        self.batches[batch_id] = batch
-        for request in batch.requests.values():
-            request.batch, request.dispatched = batch_id, now
-            request.attempts += 1
-        line.in_flight += 1
-        line.batcher.sent(decision, batch_id, now, rows=max(batch.rows, 1))
-        line.served += line.latency.seconds(
-            address, decision.device.device_class, max(batch.rows, 1)
-        )
-        if failures:
-            self.tasks.fail_running(failures, run_ids, address, stimulus_id)
-        if not payloads:
-            self._close_batch(batch)
-            line.batcher.lost(batch_id, decision.device, now)
-            return
-        self._send(address, run_message(self.tasks, batch, payloads))
-
-    def _drop_unwanted(self) -> None:
-        for batch_id, keys in self._unwanted.items():
-            batch = self.batches.get(batch_id)
-            if batch is not None:
-                message: protocol.DropMessage = {
-                    "op": protocol.DROP,
-                    "batch": batch_id,
-                    "keys": keys,
-                    "stimulus_id": f"daskinfer-drop-{batch_id}",
-                }
-                self._send(batch.device.name, message)
-        self._unwanted.clear()
-
-    # Answers
-
-    def done(self, message: protocol.DoneMessage, address: str) -> None:
-        """Take in what a worker says of a batch."""
-        now = monotonic()
-        batch = self.batches.get(message["batch"])
-        if batch is None or batch.device.name != address:
-            # Given up already: its requests are running elsewhere, or not wanted.
-            self.tasks.complete(message, {}, address, {}, lambda key: {}, {})
-            return
-        line, requests = batch.line, dict(batch.requests)
-        self._close_batch(batch)
-        passes = message["passes"]
-        if message["out_of_memory"]:
-            line.latency.out_of_memory(
-                batch.device.device_class, message["out_of_memory"]
-            )
-        line.batcher.completed(
-            batch.batch_id,
-            batch.device,
-            [(p["rows"], p["seconds"]) for p in passes if p["rows"]],
-            now,
-        )
-        if passes:
-            busy = message["waited"] + message["ran"]
-            self.link.observe(max(now - batch.sent_at - busy, 0.0))
-        line.counts.ran(
-            address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
-        )
-        self._settle(batch, requests, message, address)
-        self.wake()
-
-    def _settle(
-        self,
-        batch: Batch,
-        requests: dict[Key, Request],
-        message: protocol.DoneMessage,
-        address: str,
-    ) -> None:
-        """Give every request of a batch its end, or its next attempt."""
-        share = message["ran"] / max(len(message["keys"]), 1)
-        stop = time()
-        about = {
-            "name": batch.line.name,
-            "version": batch.line.version,
-            "worker": address,
-            "device": message["device"],
-            "batch_size": sum(p["rows"] for p in message["passes"]),
-            "compute_seconds": message["ran"],
-        }
-
-        def metadata(key: Key) -> dict[str, Any]:
-            request = requests.get(key)
-            if request is None:
-                return {**about, "queue_seconds": 0.0, "attempts": 1}
-            waited = request.dispatched - request.arrived
-            return {**about, "queue_seconds": waited, "attempts": request.attempts}
-
-        startstop = {"action": "compute", "start": stop - share, "stop": stop}
-        clients = {key: request.client for key, request in requests.items()}
-        self.tasks.complete(
-            message, batch.run_ids, address, clients, metadata, startstop
-        )
-        if message["failed"]:
-            self.tasks.fail_running(
-                message["failed"], batch.run_ids, address, message["stimulus_id"]
-            )
-        self._retry_missing(requests, message)
-
-    def _retry_missing(
-        self, requests: dict[Key, Request], message: protocol.DoneMessage
-    ) -> None:
-        """Park requests whose inputs had moved when the worker looked for them."""
-        for key in message["missing"]:
-            request = requests.get(key)
-            if request is None:
-                continue
-            request.misses += 1
-            if request.misses >= _FETCH_ATTEMPTS:
-                request.error = RuntimeError(
-                    f"the inputs of {key!r} could not be fetched from the workers "
-                    "that should hold them, in "
-                    f"{counted(request.misses, 'attempt')}"
-                )
-        # Last: it lets them wait again, or fail with the error they have by now.
-        self.tasks.release_running(message["missing"], message["stimulus_id"])
-
-    def _close_batch(self, batch: Batch) -> None:
-        if self.batches.pop(batch.batch_id, None) is not None:
-            batch.line.in_flight -= 1
-        for request in batch.requests.values():
-            request.batch = None
-        batch.requests.clear()
-        self._unwanted.pop(batch.batch_id, None)

@@ -14,20 +14,18 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic
 from distributed.protocol.pickle import dumps
 
-from daskinfer import config, payload, protocol
+from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
-from daskinfer.handle import Model
 from daskinfer.wording import counted
-from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
+from scheduler_plugins.intake import Intake
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
 from scheduler_plugins.service import Service
-from scheduler_plugins.statistics import Statistics
-from scheduler_plugins.taskstate import NewTask, TaskStates
+from scheduler_plugins.taskstate import TaskStates
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -101,7 +99,6 @@ class InferencePlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.tasks = TaskStates(scheduler)
         self.registry = Registry()
-        self.requests = {}
         self._doomed: list[Request] = []
         self._interval = config.seconds("send-interval") or 0.0
         self.dispatcher = Dispatcher(
@@ -111,12 +108,21 @@ class InferencePlugin(SchedulerPlugin):
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
         )
-        self.diagnosis = Diagnosis(self.registry, self.tasks)
+        self.requests = {}
         self.fetching = Fetching(
             scheduler,
             self.requests.__contains__,
             config.nbytes("gather.small-limit"),
         )
+        self.intake = Intake(
+            self.tasks,
+            self.registry,
+            self.requests,
+            self.dispatcher.statistics,
+            self.fetching.clients,
+            self._interval,
+        )
+        self.diagnosis = Diagnosis(self.registry, self.tasks)
         self.service = Service(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
         scheduler.stream_handlers.update(
@@ -147,116 +153,16 @@ class InferencePlugin(SchedulerPlugin):
         self, scheduler: Scheduler, *, client: str, tasks: list[Key], **kwargs: Any
     ) -> None:
         """Catch the requests in a graph before Dask places them."""
-        now = monotonic()
-        for key in tasks:
-            model = self.tasks.model_of(key)
-            if model is None or key in self.requests:
-                continue
-            request = Request(
-                key, model.name, model.version, now, self.tasks.priority(key)
-            )
-            self.fetching.clients.add(client)
-            request.has_dependencies = self.tasks.has_dependencies(key)
-            request.constraint = ANYWHERE
-            self._register(request)
-            try:
-                request.constraint = self.tasks.park(key)
-                self._measure(request)
-            except Exception as error:
-                request.error = error
+        self.intake.take_graph(client, tasks)
 
     @guarded
     def submit(self, client: str, keys: list[Key], **message: Any) -> None:
         """Take in requests of the fast path, or tell the client why not."""
-        try:
-            self._take_in(client=client, keys=keys, **message)
-        except Exception as error:
-            logger.warning(
-                "Refused %s of %s: %r", counted(len(keys), "request"), client, error
-            )
-            self.tasks.refuse(keys, client, error)
-
-    def _take_in(
-        self,
-        name: str,
-        version: str | None,
-        keys: list[Key],
-        payloads: list[protocol.Payload],
-        signatures: list[str | None],
-        rows: list[int],
-        dependencies: dict[int, list[Key]],
-        priority: float,
-        retries: int,
-        workers: list[str | int] | None,
-        allow_other_workers: bool,
-        resources: dict[str, float] | None,
-        inline: int,
-        client: str,
-    ) -> None:
-        now = monotonic()
-        stimulus_id = f"{_STIMULUS}-submit-{now}"
-        self.fetching.clients.add(client)
-        self.tasks.tune_client_stream(client, self._interval)
-        model = Model(name, version)
-        new = [
-            NewTask(key, model, body, dependencies.get(i, []), priority, retries)
-            for i, (key, body) in enumerate(zip(keys, payloads, strict=True))
-        ]
-        constraint = self._constraint(workers, allow_other_workers, resources)
-        created, wanted = self.tasks.create(client, new, stimulus_id)
-        position = {key: i for i, key in enumerate(keys)}
-        for key in created:
-            i = position[key]
-            request = Request(
-                key,
-                name,
-                version,
-                now,
-                priority,
-                rows[i],
-                signatures[i],
-                client,
-                inline,
-            )
-            request.has_dependencies = i in dependencies
-            request.constraint = constraint
-            self._register(request)
-        self.tasks.start(wanted, stimulus_id)
+        self.intake.take(client, keys, message)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget a client that has left; Dask releases its requests."""
         self.fetching.clients.discard(client)
-
-    def _constraint(
-        self,
-        workers: list[str | int] | None,
-        preferred_only: bool,
-        resources: dict[str, float] | None,
-    ) -> Constraint:
-        if workers is None and not resources:
-            return ANYWHERE
-        addresses, hosts = self.tasks.resolve_workers(workers)
-        amounts = tuple(sorted((resources or {}).items()))
-        return Constraint(addresses, hosts, amounts, preferred_only)
-
-    def _register(self, request: Request) -> None:
-        self.requests[request.key] = request
-        self._count(request, self.dispatcher.statistics.get(request.name))
-
-    def _count(self, request: Request, counts: Statistics | None) -> None:
-        request.counts = counts
-        if counts is not None:
-            counts.arrived()
-
-    def _measure(self, request: Request) -> None:
-        """Find out what a request of a graph may share a pass with."""
-        if request.has_dependencies:
-            return
-        deployment = self.registry.deployment(request.name)
-        args, kwargs = self.tasks.inputs(request.key)
-        measured = payload.measure(args, kwargs, deployment.policy.batch_dim)
-        request.rows = measured.rows
-        request.signature = measured.signature or f"alone-{request.key!r}"
 
     # Requests change state
 
@@ -305,7 +211,7 @@ class InferencePlugin(SchedulerPlugin):
         else:
             if request.counts is not line.counts:
                 # It outlived the deployment it was sent to; this one serves it now.
-                self._count(request, line.counts)
+                request.arrived_at(line.counts)
             self.dispatcher.enqueue(request, line)
 
     def _line_of(self, request: Request) -> Line:
@@ -429,7 +335,7 @@ class InferencePlugin(SchedulerPlugin):
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
         """Keep workers that have a batch from being retired as idle."""
-        busy = self.dispatcher.busy_workers()
+        busy = self.dispatcher.running.workers()
         return [ws for ws in workers if ws.address not in busy]
 
     def _wanted_workers(self) -> int:
@@ -437,7 +343,7 @@ class InferencePlugin(SchedulerPlugin):
         target = parse_timedelta(
             dask.config.get("distributed.adaptive.target-duration")
         )
-        busy = len(self.dispatcher.busy_workers())
+        busy = len(self.dispatcher.running.workers())
         return max(busy, -int(-waiting // target))
 
     def _report_starving(self, line: Line) -> None:

@@ -93,6 +93,12 @@ class Request:
         """Whether it stands in the queue."""
         return self._entry is not None
 
+    def arrived_at(self, counts: Statistics | None) -> None:
+        """Be counted by a deployment; None: there is none of the name."""
+        self.counts = counts
+        if counts is not None:
+            counts.arrived()
+
 
 #: A request's place in a lane's heap, abandoned once the request names another.
 _Entry: TypeAlias = tuple[tuple[float, int], int, Request]

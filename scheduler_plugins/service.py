@@ -214,7 +214,7 @@ class Service:
             waiting=sum(len(line.queue) for line in lines),
             in_flight=sum(
                 len(batch.requests)
-                for batch in dispatcher.batches.values()
+                for batch in dispatcher.running.batches.values()
                 if batch.line.name == deployment.name
             ),
             batches=counts.batches,

@@ -10,8 +10,12 @@ worker held, ``KilledWorker``) works for requests too.
 
 ``facts``
     what is read: tasks, workers, who holds what
+``arriving``
+    tasks made or caught, and parked
 ``requests``
-    what is changed: park, create, dispatch, complete, fail
+    dispatched to a worker, completed, parked again
+``failing``
+    failed, wherever they are
 ``guards``
     what Dask would do with parked tasks, and should not
 
@@ -20,7 +24,8 @@ Everything here runs on the scheduler's event loop.
 
 from __future__ import annotations
 
+from scheduler_plugins.taskstate.arriving import PARKED_AT, NewTask
 from scheduler_plugins.taskstate.facts import FastTask
-from scheduler_plugins.taskstate.requests import PARKED_AT, NewTask, TaskStates
+from scheduler_plugins.taskstate.requests import TaskStates
 
 __all__ = ["PARKED_AT", "FastTask", "NewTask", "TaskStates"]

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from daskinfer.exceptions import NotServable
-from daskinfer.failure import dump_failure
-from daskinfer.handle import Model
 from scheduler_plugins.answers import Answers
-from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.taskstate import guards
+from scheduler_plugins.taskstate.arriving import PARKED, Arriving
 from scheduler_plugins.taskstate.changes import Changes
-from scheduler_plugins.taskstate.facts import Facts, FastTask
+from scheduler_plugins.taskstate.failing import Failing
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
-
     from daskinfer import protocol
 
-#: No worker has this address, so a task restricted to it waits in ``no-worker``.
-PARKED_AT = "tcp://daskinfer-parked:0"
 
-_PARKED = frozenset({PARKED_AT})
-
-
-@dataclass(slots=True)
-class NewTask:
-    """What :meth:`TaskStates.create` needs to know of one request."""
-
-    key: Key
-    model: Model
-    payload: protocol.Payload
-    dependencies: list[Key]
-    priority: float
-    retries: int
-
-
-class TaskStates(Facts):
+class TaskStates(Arriving, Failing):
     """Parks, dispatches, completes and fails requests in a scheduler's state.
 
     Parameters
@@ -48,10 +25,6 @@ class TaskStates(Facts):
     scheduler
         The scheduler whose tasks these are.
     """
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        self._sequence = 0
 
     def guard(
         self, is_request: Callable[[Key], bool], wanted: Callable[[], int]
@@ -66,111 +39,6 @@ class TaskStates(Facts):
     def tune_client_stream(self, client: str, interval: float) -> None:
         """Shorten the interval in which messages to a client are collected."""
         guards.tune(self.scheduler.client_comms.get(client), interval)
-
-    # Catching
-
-    def park(self, key: Key) -> Constraint:
-        """Keep Dask from placing a task; return where the user wanted it.
-
-        Raises
-        ------
-        NotServable
-            If the task asks to be an actor: a request has no state to keep.
-        """
-        ts = self.scheduler.tasks[key]
-        asked = Constraint(
-            workers=_asked_workers(ts),
-            hosts=frozenset(ts.host_restrictions) if ts.host_restrictions else None,
-            resources=tuple(sorted((ts.resource_restrictions or {}).items())),
-            preferred_only=bool(ts.loose_restrictions),
-        )
-        is_actor = bool(ts.actor)
-        ts.worker_restrictions = set(_PARKED)
-        ts.host_restrictions = None
-        # A preference would let Dask place the task as soon as nothing satisfies it.
-        ts.loose_restrictions = False
-        ts.resource_restrictions = None
-        ts.actor = False
-        if is_actor:
-            raise NotServable("a deployed model cannot be an actor: leave out actor=")
-        return asked
-
-    def create(
-        self, client: str, new: Sequence[NewTask], stimulus_id: str
-    ) -> tuple[list[Key], list[Key]]:
-        """Make parked tasks for requests that came by the fast path.
-
-        Returns
-        -------
-        created, wanted
-            Keys of tasks made new, and of all that are to be started. A key that
-            exists is only wanted by one more client. Requests whose inputs do not
-            exist any more are in neither; the client is told of those.
-        """
-        s = self.scheduler
-        created: list[Key] = []
-        lost: list[Key] = []
-        wanted: list[Key] = []
-        for request in new:
-            if any(dep not in s.tasks for dep in request.dependencies):
-                lost.append(request.key)
-                continue
-            wanted.append(request.key)
-            ts = s.tasks.get(request.key)
-            if ts is None:
-                ts = s.new_task(request.key, None, "released")
-            elif ts.run_spec is not None:
-                continue
-            self._describe(ts, request)
-            created.append(request.key)
-        if lost:
-            s.report(
-                {"op": "cancelled-keys", "keys": lost, "reason": "lost dependencies"},
-                client=client,
-            )
-        self._join_span([s.tasks[key] for key in created])
-        s.client_desires_keys(wanted, client)
-        return created, wanted
-
-    def start(self, keys: Sequence[Key], stimulus_id: str) -> None:
-        """Let tasks that were just created wait for their inputs, then park."""
-        tasks = self.scheduler.tasks
-        # Dask works recommendations off from the end.
-        recommendations: dict[Key, Any] = {}
-        for key in reversed(keys):
-            ts = tasks[key]
-            blamed = next(
-                (d.exception_blame for d in ts.dependencies if d.exception_blame), None
-            )
-            if blamed is not None:
-                ts.exception_blame = blamed
-                recommendations[key] = "erred"
-            elif ts.state == "released":
-                recommendations[key] = "waiting"
-        self.scheduler.transitions(recommendations, stimulus_id)
-
-    def _describe(self, ts: TaskState, request: NewTask) -> None:
-        self._sequence += 1
-        spec: Any = FastTask(
-            request.key,
-            request.model,
-            request.payload,
-            frozenset(request.dependencies),
-        )
-        ts.run_spec = spec
-        for dependency in request.dependencies:
-            ts.add_dependency(self.scheduler.tasks[dependency])
-        ts.priority = (-request.priority, self.scheduler.generation, self._sequence)
-        ts.retries = request.retries
-        ts.worker_restrictions = set(_PARKED)
-
-    def _join_span(self, tasks: list[TaskState]) -> None:
-        spans = self.scheduler.extensions.get("spans")
-        fresh = [ts for ts in tasks if ts.group.span_id is None]
-        if spans is not None and fresh:
-            spans.observe_tasks(fresh, span_metadata={"collections": []}, code=())
-
-    # Dispatching
 
     def dispatch(
         self, keys: Sequence[Key], address: str, stimulus_id: str
@@ -198,7 +66,7 @@ class TaskStates(Facts):
                 key, "processing", stimulus_id
             )
             # It parks again by itself if Dask ever releases it.
-            ts.worker_restrictions = set(_PARKED)
+            ts.worker_restrictions = set(PARKED)
             changes.add((recommendations, client_msgs, {}))
             if ts.processing_on is not ws:
                 continue
@@ -311,82 +179,6 @@ class TaskStates(Facts):
         found = (ts.metadata or {}).get("daskinfer") if ts is not None else None
         return None if found is None else dict(found)
 
-    # Failing
-
-    def fail_running(
-        self,
-        failures: dict[Key, protocol.Failure],
-        run_ids: dict[Key, int],
-        address: str,
-        stimulus_id: str,
-    ) -> list[Key]:
-        """Fail requests on a worker, or park them again while retries are left.
-
-        Returns
-        -------
-        list of keys
-            Those that have failed for good.
-        """
-        s = self.scheduler
-        changes = Changes(s)
-        failed: list[Key] = []
-        for key, failure in failures.items():
-            ts = s.tasks.get(key)
-            if ts is None or key not in run_ids:
-                continue
-            if ts.state == "no-worker" and not ts.processing_on:
-                # The worker's own message that it could not keep the result came
-                # first, without a run id, and parked the request.
-                changes.add(
-                    s._transition(key, "erred", stimulus_id, cause=key, **failure)
-                )
-                failed.append(key)
-                continue
-            current = ts.state == "processing" and ts.run_id == run_ids[key]
-            changes.add(
-                s.stimulus_task_erred(
-                    key=key,
-                    worker=address,
-                    stimulus_id=stimulus_id,
-                    run_id=run_ids[key],
-                    **failure,
-                )
-            )
-            if current and ts.state == "erred":
-                failed.append(key)
-        changes.apply(stimulus_id)
-        s.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
-        return failed
-
-    def fail_parked(
-        self, keys: Iterable[Key], error: Exception, stimulus_id: str
-    ) -> list[Key]:
-        """Fail requests that wait, with an exception made here."""
-        s = self.scheduler
-        failure = dump_failure(error)
-        changes = Changes(s)
-        failed: list[Key] = []
-        for key in keys:
-            ts = s.tasks.get(key)
-            if ts is None or ts.state != "no-worker":
-                continue
-            changes.add(s._transition(key, "erred", stimulus_id, cause=key, **failure))
-            failed.append(key)
-        changes.apply(stimulus_id)
-        return failed
-
-    def refuse(self, keys: Iterable[Key], client: str, error: Exception) -> None:
-        """Tell a client that no tasks were made of its requests."""
-        failure = dump_failure(error)
-        for key in keys:
-            message = {
-                "op": "task-erred",
-                "key": key,
-                "exception": failure["exception"],
-                "traceback": failure["traceback"],
-            }
-            self.scheduler.report(message, client=client)
-
     def release_running(self, keys: Iterable[Key], stimulus_id: str) -> None:
         """Park requests again that are processing somewhere."""
         tasks = self.scheduler.tasks
@@ -398,9 +190,3 @@ class TaskStates(Facts):
             },
             stimulus_id,
         )
-
-
-def _asked_workers(ts: TaskState) -> frozenset[str] | None:
-    if not ts.worker_restrictions or ts.worker_restrictions == _PARKED:
-        return None
-    return frozenset(ts.worker_restrictions)

@@ -43,7 +43,7 @@ async def test_a_cancelled_queued_request_is_never_computed(c, s, a, way):
     probe.close()
     # The device takes two at a time; the others are in the queue.
     ahead = [ask(c, way, model, row(i)) for i in range(2)]
-    await until(lambda: len(engine(s).dispatcher.batches) == 2)
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
     kept, unwanted = ask(c, way, model, row(10)), ask(c, way, model, row(11))
     await queued(s, 2)
     await unwanted.cancel()
@@ -65,7 +65,7 @@ async def test_a_released_queued_request_is_never_computed(c, s, a, way):
     probe.calls.clear()
     probe.close()
     ahead = [ask(c, way, model, row(i)) for i in range(2)]
-    await until(lambda: len(engine(s).dispatcher.batches) == 2)
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
     unwanted = ask(c, way, model, row(11))
     await queued(s, 1)
     del unwanted

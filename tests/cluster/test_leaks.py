@@ -109,7 +109,11 @@ async def test_requests_of_deployments_that_are_gone(c, s, a, b, way):
     plugin = engine(s)
     await until(lambda: not s.tasks and not plugin.requests)
     dispatcher = plugin.dispatcher
-    assert (dispatcher.lines, dispatcher.batches, dispatcher.statistics) == ({}, {}, {})
+    assert (dispatcher.lines, dispatcher.running.batches, dispatcher.statistics) == (
+        {},
+        {},
+        {},
+    )
     await until(lambda: not a.data and not b.data)
 
 
@@ -124,7 +128,7 @@ async def test_requests_of_workers_that_are_gone(c, s, a, b, way):
         )
         probe.close()
         futures = [ask(c, way, model, row(i)) for i in range(20)]
-        await until(lambda: third.address in engine(s).dispatcher.busy_workers())
+        await until(lambda: third.address in engine(s).dispatcher.running.workers())
         probe.open()
         await wait(futures)
     await wait(futures)

@@ -54,7 +54,7 @@ async def test_equal_workers_have_equally_many_batches(c, s, *workers):
         # None idles while requests wait, whichever of them has just ended.
         await until(lambda done=done: len(model_code.calls) == done + 4)
         in_flight = Counter(
-            b.device.name for b in engine(s).dispatcher.batches.values()
+            b.device.name for b in engine(s).dispatcher.running.batches.values()
         )
         assert len(in_flight) == 4
         assert max(in_flight.values()) - min(in_flight.values()) <= 1

@@ -40,7 +40,7 @@ def pause(worker) -> None:
 
 
 def busy(scheduler) -> set[str]:
-    return engine(scheduler).dispatcher.busy_workers()
+    return engine(scheduler).dispatcher.running.workers()
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)

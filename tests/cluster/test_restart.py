@@ -28,7 +28,9 @@ async def test_restart_with_queued_and_running_requests(c, s, a, b):
     futures = [c.submit(hung, i * ONE) for i in range(5)]
     futures += [hung.submit(i * ONE) for i in range(5)]
     dispatcher = engine(s).dispatcher
-    await until(lambda: len(dispatcher.batches) >= 2 and len(engine(s).requests) == 10)
+    await until(
+        lambda: len(dispatcher.running.batches) >= 2 and len(engine(s).requests) == 10
+    )
     before = set(s.workers)
     await c.restart()
     for future in futures:

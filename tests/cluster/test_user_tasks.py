@@ -46,7 +46,7 @@ async def test_trivial_tasks_do_not_wait_for_the_inference_to_end(c, s, a, b):
     load = model.map([row(i) for i in range(400)])
     await probe.entered(2)
     # Both devices are full, many wait, and nothing will end before the tasks have.
-    await until(lambda: len(engine(s).dispatcher.batches) == 4)
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 4)
     assert await c.gather(c.map(inc, range(40))) == list(range(1, 41))
     probe.open()
     await wait(load)

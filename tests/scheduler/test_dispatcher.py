@@ -365,7 +365,7 @@ async def test_a_batch_of_which_nothing_is_left_is_not_sent():
     bench.enqueue(line, 1, 2, 3)
     await settle()
     assert bench.sent == []
-    assert bench.dispatcher.batches == {}
+    assert bench.dispatcher.running.batches == {}
     assert line.in_flight == 0
     assert line.devices[A].idle
 
@@ -393,7 +393,7 @@ async def test_what_nobody_wants_any_more_is_dropped_from_its_batch():
     assert (address, message["op"], message["keys"]) == (A, protocol.DROP, [1])
     bench.answer()
     await settle()
-    assert bench.dispatcher.batches == {}
+    assert bench.dispatcher.running.batches == {}
 
 
 @on_loop
@@ -460,7 +460,7 @@ async def test_clearing_forgets_requests_and_keeps_deployments():
     bench.dispatcher.clear()
     await settle()
     assert len(line.queue) == 0
-    assert bench.dispatcher.batches == {}
+    assert bench.dispatcher.running.batches == {}
     assert line.devices[A].idle
     bench.enqueue(line, "new")
     await settle()

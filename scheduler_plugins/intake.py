@@ -1,0 +1,165 @@
+"""How requests come in: caught in a graph, or by the fast path."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.metrics import monotonic
+
+from daskinfer import payload, protocol
+from daskinfer.handle import Model
+from daskinfer.wording import counted
+from scheduler_plugins.constraint import ANYWHERE, Constraint
+from scheduler_plugins.queueing import Request
+from scheduler_plugins.taskstate import NewTask
+
+if TYPE_CHECKING:
+    from scheduler_plugins.registry import Registry
+    from scheduler_plugins.statistics import Statistics
+    from scheduler_plugins.taskstate import TaskStates
+
+logger = logging.getLogger("distributed.inference.intake")
+
+
+class Intake:
+    """Makes a :class:`Request` of what comes, and parks its task.
+
+    Parameters
+    ----------
+    tasks
+        Dask's side of the requests.
+    registry
+        What is deployed.
+    requests
+        Takes in every request; whoever sees its task go takes it out again.
+    statistics
+        Counts arrivals, by deployment.
+    clients
+        Takes in the clients that have sent requests.
+    interval
+        Seconds in which messages to a client are collected.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskStates,
+        registry: Registry,
+        requests: dict[Key, Request],
+        statistics: dict[str, Statistics],
+        clients: set[str],
+        interval: float,
+    ) -> None:
+        self.requests = requests
+        self._clients = clients
+        self._tasks = tasks
+        self._registry = registry
+        self._statistics = statistics
+        self._interval = interval
+
+    def __repr__(self) -> str:
+        return f"<Intake requests: {len(self.requests)}>"
+
+    def take_graph(self, client: str, tasks: list[Key]) -> None:
+        """Catch the requests in a graph before Dask places them."""
+        now = monotonic()
+        for key in tasks:
+            model = self._tasks.model_of(key)
+            if model is None or key in self.requests:
+                continue
+            request = Request(
+                key, model.name, model.version, now, self._tasks.priority(key)
+            )
+            self._clients.add(client)
+            request.has_dependencies = self._tasks.has_dependencies(key)
+            request.constraint = ANYWHERE
+            self._register(request)
+            try:
+                request.constraint = self._tasks.park(key)
+                self._measure(request)
+            except Exception as error:
+                request.error = error
+
+    def take(self, client: str, keys: list[Key], message: dict[str, Any]) -> None:
+        """Take in requests of the fast path, or tell the client why not."""
+        try:
+            self._take_in(client=client, keys=keys, **message)
+        except Exception as error:
+            logger.warning(
+                "Refused %s of %s: %r", counted(len(keys), "request"), client, error
+            )
+            self._tasks.refuse(keys, client, error)
+
+    def _take_in(
+        self,
+        name: str,
+        version: str | None,
+        keys: list[Key],
+        payloads: list[protocol.Payload],
+        signatures: list[str | None],
+        rows: list[int],
+        dependencies: dict[int, list[Key]],
+        priority: float,
+        retries: int,
+        workers: list[str | int] | None,
+        allow_other_workers: bool,
+        resources: dict[str, float] | None,
+        inline: int,
+        client: str,
+    ) -> None:
+        now = monotonic()
+        stimulus_id = f"daskinfer-submit-{now}"
+        self._clients.add(client)
+        self._tasks.tune_client_stream(client, self._interval)
+        model = Model(name, version)
+        new = [
+            NewTask(key, model, body, dependencies.get(i, []), priority, retries)
+            for i, (key, body) in enumerate(zip(keys, payloads, strict=True))
+        ]
+        constraint = self._constraint(workers, allow_other_workers, resources)
+        created, wanted = self._tasks.create(client, new, stimulus_id)
+        position = {key: i for i, key in enumerate(keys)}
+        for key in created:
+            i = position[key]
+            request = Request(
+                key,
+                name,
+                version,
+                now,
+                priority,
+                rows[i],
+                signatures[i],
+                client,
+                inline,
+            )
+            request.has_dependencies = i in dependencies
+            request.constraint = constraint
+            self._register(request)
+        self._tasks.start(wanted, stimulus_id)
+
+    def _constraint(
+        self,
+        workers: list[str | int] | None,
+        preferred_only: bool,
+        resources: dict[str, float] | None,
+    ) -> Constraint:
+        if workers is None and not resources:
+            return ANYWHERE
+        addresses, hosts = self._tasks.resolve_workers(workers)
+        amounts = tuple(sorted((resources or {}).items()))
+        return Constraint(addresses, hosts, amounts, preferred_only)
+
+    def _register(self, request: Request) -> None:
+        self.requests[request.key] = request
+        request.arrived_at(self._statistics.get(request.name))
+
+    def _measure(self, request: Request) -> None:
+        """Find out what a request of a graph may share a pass with."""
+        if request.has_dependencies:
+            return
+        deployment = self._registry.deployment(request.name)
+        args, kwargs = self._tasks.inputs(request.key)
+        measured = payload.measure(args, kwargs, deployment.policy.batch_dim)
+        request.rows = measured.rows
+        request.signature = measured.signature or f"alone-{request.key!r}"

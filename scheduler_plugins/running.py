@@ -1,0 +1,234 @@
+"""The batches that were sent and are not answered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.metrics import monotonic, time
+
+from daskinfer import protocol
+from daskinfer.wording import counted
+from scheduler_plugins.line import Batch, Line
+from scheduler_plugins.sending import pickle_inputs, run_message
+
+if TYPE_CHECKING:
+    from scheduler_plugins.batching import Send
+    from scheduler_plugins.load import Link
+    from scheduler_plugins.queueing import Lane, Request
+    from scheduler_plugins.taskstate import TaskStates
+
+#: How often an input may be found missing before its request fails.
+_FETCH_ATTEMPTS = 5
+
+
+class Running:
+    """Sends batches, and gives each of their requests its end or its next attempt.
+
+    Parameters
+    ----------
+    tasks
+        Dask's side of the requests.
+    send
+        Sends a message to a worker: ``send(address, message)``.
+    link
+        Learns what messages take.
+
+    Attributes
+    ----------
+    batches
+        By name, in the order in which they were sent.
+    unwanted
+        By batch, requests that its worker is still to be told to drop.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskStates,
+        send: Callable[[str, Any], None],
+        link: Link,
+    ) -> None:
+        self.batches: dict[str, Batch] = {}
+        self.unwanted: dict[str, list[Key]] = {}
+        self._tasks = tasks
+        self._send = send
+        self._link = link
+        self._sequence = 0
+
+    def __repr__(self) -> str:
+        return f"<Running batches: {len(self.batches)}>"
+
+    def workers(self) -> set[str]:
+        """Workers that have a batch."""
+        return {batch.device.name for batch in self.batches.values()}
+
+    def dispatch(self, line: Line, lane: Lane, decision: Send) -> None:
+        """Send requests of a lane to the device that was chosen."""
+        now = monotonic()
+        requests = line.queue.take(lane, decision.rows)
+        self._sequence += 1
+        batch_id = f"{line.name}-{self._sequence}"
+        stimulus_id = f"daskinfer-run-{batch_id}"
+        address = decision.device.name
+        keys = [request.key for request in requests]
+        run_ids = self._tasks.dispatch(keys, address, stimulus_id)
+        batch = Batch(
+            batch_id,
+            line,
+            decision.device,
+            run_ids,
+            {request.key: request for request in requests if request.key in run_ids},
+            sum(request.rows for request in requests if request.key in run_ids),
+            now,
+        )
+        payloads, failures = pickle_inputs(self._tasks, batch.requests)
+        # Registered before anything can fail, so that every exit passes one door.
+        self.batches[batch_id] = batch
+        for request in batch.requests.values():
+            request.batch, request.dispatched = batch_id, now
+            request.attempts += 1
+        line.in_flight += 1
+        line.batcher.sent(decision, batch_id, now, rows=max(batch.rows, 1))
+        line.served += line.latency.seconds(
+            address, decision.device.device_class, max(batch.rows, 1)
+        )
+        if failures:
+            self._tasks.fail_running(failures, run_ids, address, stimulus_id)
+        if not payloads:
+            self._close(batch)
+            line.batcher.lost(batch_id, decision.device, now)
+            return
+        self._send(address, run_message(self._tasks, batch, payloads))
+
+    def unassign(self, request: Request) -> bool:
+        """Take a request out of its batch; tell whether it was part of one."""
+        batch = self.batches.get(request.batch or "")
+        request.batch = None
+        if batch is None or batch.requests.pop(request.key, None) is None:
+            return False
+        self.unwanted.setdefault(batch.batch_id, []).append(request.key)
+        return True
+
+    def drop_unwanted(self) -> None:
+        """Tell workers which requests of their batches nobody wants any more."""
+        for batch_id, keys in self.unwanted.items():
+            batch = self.batches.get(batch_id)
+            if batch is not None:
+                message: protocol.DropMessage = {
+                    "op": protocol.DROP,
+                    "batch": batch_id,
+                    "keys": keys,
+                    "stimulus_id": f"daskinfer-drop-{batch_id}",
+                }
+                self._send(batch.device.name, message)
+        self.unwanted.clear()
+
+    def lost(self, address: str) -> None:
+        """A worker is gone, and its batches with it."""
+        for batch in [b for b in self.batches.values() if b.device.name == address]:
+            self._lose(batch)
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        for batch in list(self.batches.values()):
+            self._lose(batch)
+        self.unwanted.clear()
+
+    def _lose(self, batch: Batch) -> None:
+        self._close(batch)
+        batch.line.batcher.lost(batch.batch_id, batch.device, monotonic())
+
+    # Answers
+
+    def done(self, message: protocol.DoneMessage, address: str) -> None:
+        """Take in what a worker says of a batch."""
+        now = monotonic()
+        batch = self.batches.get(message["batch"])
+        if batch is None or batch.device.name != address:
+            # Given up already: its requests are running elsewhere, or not wanted.
+            self._tasks.complete(message, {}, address, {}, lambda key: {}, {})
+            return
+        line, requests = batch.line, dict(batch.requests)
+        self._close(batch)
+        passes = message["passes"]
+        if message["out_of_memory"]:
+            line.latency.out_of_memory(
+                batch.device.device_class, message["out_of_memory"]
+            )
+        line.batcher.completed(
+            batch.batch_id,
+            batch.device,
+            [(p["rows"], p["seconds"]) for p in passes if p["rows"]],
+            now,
+        )
+        if passes:
+            busy = message["waited"] + message["ran"]
+            self._link.observe(max(now - batch.sent_at - busy, 0.0))
+        line.counts.ran(
+            address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
+        )
+        self._settle(batch, requests, message, address)
+
+    def _settle(
+        self,
+        batch: Batch,
+        requests: dict[Key, Request],
+        message: protocol.DoneMessage,
+        address: str,
+    ) -> None:
+        """Give every request of a batch its end, or its next attempt."""
+        share = message["ran"] / max(len(message["keys"]), 1)
+        stop = time()
+        about = {
+            "name": batch.line.name,
+            "version": batch.line.version,
+            "worker": address,
+            "device": message["device"],
+            "batch_size": sum(p["rows"] for p in message["passes"]),
+            "compute_seconds": message["ran"],
+        }
+
+        def metadata(key: Key) -> dict[str, Any]:
+            request = requests.get(key)
+            if request is None:
+                return {**about, "queue_seconds": 0.0, "attempts": 1}
+            waited = request.dispatched - request.arrived
+            return {**about, "queue_seconds": waited, "attempts": request.attempts}
+
+        startstop = {"action": "compute", "start": stop - share, "stop": stop}
+        clients = {key: request.client for key, request in requests.items()}
+        self._tasks.complete(
+            message, batch.run_ids, address, clients, metadata, startstop
+        )
+        if message["failed"]:
+            self._tasks.fail_running(
+                message["failed"], batch.run_ids, address, message["stimulus_id"]
+            )
+        self._retry_missing(requests, message)
+
+    def _retry_missing(
+        self, requests: dict[Key, Request], message: protocol.DoneMessage
+    ) -> None:
+        """Park requests whose inputs had moved when the worker looked for them."""
+        for key in message["missing"]:
+            request = requests.get(key)
+            if request is None:
+                continue
+            request.misses += 1
+            if request.misses >= _FETCH_ATTEMPTS:
+                request.error = RuntimeError(
+                    f"the inputs of {key!r} could not be fetched from the workers "
+                    "that should hold them, in "
+                    f"{counted(request.misses, 'attempt')}"
+                )
+        # Last: it lets them wait again, or fail with the error they have by now.
+        self._tasks.release_running(message["missing"], message["stimulus_id"])
+
+    def _close(self, batch: Batch) -> None:
+        if self.batches.pop(batch.batch_id, None) is not None:
+            batch.line.in_flight -= 1
+        for request in batch.requests.values():
+            request.batch = None
+        batch.requests.clear()
+        self.unwanted.pop(batch.batch_id, None)

@@ -1,0 +1,93 @@
+"""How requests fail, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dask.typing import Key
+
+from daskinfer.failure import dump_failure
+from scheduler_plugins.taskstate.changes import Changes
+from scheduler_plugins.taskstate.facts import Facts
+
+if TYPE_CHECKING:
+    from daskinfer import protocol
+
+
+class Failing(Facts):
+    """Fails requests, or parks them again while Dask has retries left for them."""
+
+    def fail_running(
+        self,
+        failures: dict[Key, protocol.Failure],
+        run_ids: dict[Key, int],
+        address: str,
+        stimulus_id: str,
+    ) -> list[Key]:
+        """Fail requests on a worker, or park them again while retries are left.
+
+        Returns
+        -------
+        list of keys
+            Those that have failed for good.
+        """
+        s = self.scheduler
+        changes = Changes(s)
+        failed: list[Key] = []
+        for key, failure in failures.items():
+            ts = s.tasks.get(key)
+            if ts is None or key not in run_ids:
+                continue
+            if ts.state == "no-worker" and not ts.processing_on:
+                # The worker's own message that it could not keep the result came
+                # first, without a run id, and parked the request.
+                changes.add(
+                    s._transition(key, "erred", stimulus_id, cause=key, **failure)
+                )
+                failed.append(key)
+                continue
+            current = ts.state == "processing" and ts.run_id == run_ids[key]
+            changes.add(
+                s.stimulus_task_erred(
+                    key=key,
+                    worker=address,
+                    stimulus_id=stimulus_id,
+                    run_id=run_ids[key],
+                    **failure,
+                )
+            )
+            if current and ts.state == "erred":
+                failed.append(key)
+        changes.apply(stimulus_id)
+        s.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+        return failed
+
+    def fail_parked(
+        self, keys: Iterable[Key], error: Exception, stimulus_id: str
+    ) -> list[Key]:
+        """Fail requests that wait, with an exception made here."""
+        s = self.scheduler
+        failure = dump_failure(error)
+        changes = Changes(s)
+        failed: list[Key] = []
+        for key in keys:
+            ts = s.tasks.get(key)
+            if ts is None or ts.state != "no-worker":
+                continue
+            changes.add(s._transition(key, "erred", stimulus_id, cause=key, **failure))
+            failed.append(key)
+        changes.apply(stimulus_id)
+        return failed
+
+    def refuse(self, keys: Iterable[Key], client: str, error: Exception) -> None:
+        """Tell a client that no tasks were made of its requests."""
+        failure = dump_failure(error)
+        for key in keys:
+            message = {
+                "op": "task-erred",
+                "key": key,
+                "exception": failure["exception"],
+                "traceback": failure["traceback"],
+            }
+            self.scheduler.report(message, client=client)
