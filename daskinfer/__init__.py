@@ -13,12 +13,20 @@ from daskinfer import config as _config  # registers the defaults with Dask
 from daskinfer import transport as _transport
 from daskinfer.client import deploy, deployments, get, info
 from daskinfer.exceptions import (
+    BatchTimeout,
+    DeadlineExceeded,
     DeploymentExists,
     DeploymentFailed,
     DeployTimeout,
+    DeviceError,
     InferenceError,
+    NoReadyWorker,
+    OutOfDeviceMemory,
     OutputMismatch,
+    Overloaded,
+    SchedulerLost,
     UnknownDeployment,
+    WorkerLost,
 )
 from daskinfer.gather import gather
 from daskinfer.handle import Model
@@ -32,16 +40,24 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchPolicy",
+    "BatchTimeout",
+    "DeadlineExceeded",
     "DeployTimeout",
     "DeploymentExists",
     "DeploymentFailed",
     "DeploymentStatus",
+    "DeviceError",
     "InferenceError",
     "LocalCluster",
     "Model",
+    "NoReadyWorker",
+    "OutOfDeviceMemory",
     "OutputMismatch",
+    "Overloaded",
     "RequestInfo",
+    "SchedulerLost",
     "UnknownDeployment",
+    "WorkerLost",
     "deploy",
     "deployments",
     "gather",

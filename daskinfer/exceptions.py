@@ -1,23 +1,36 @@
 """The errors of the engine itself.
 
-A model's own exception travels to the caller unchanged, as in Dask. What is
-raised here is what only the engine can know: that a name is not deployed, that
-a model gave back something which cannot be divided among the requests, that no
-worker could load it. Every message says what happened, to what, and what to do.
-All of them pickle.
+A model's own exception travels to the caller unchanged, as in Dask, with a note on
+where it was raised. What is raised here is what only the engine can know: that a name
+is not deployed, that a model gave back something which cannot be divided among the
+requests, that a worker died under it. Every message says what happened, to what, and
+what to do. All of them pickle.
 """
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, NamedTuple
+
+from dask.typing import Key
+from distributed.scheduler import KilledWorker
+
 
 class InferenceError(RuntimeError):
     """Base class of daskinfer's own errors.
+
+    Attributes
+    ----------
+    retryable
+        Whether :class:`~daskinfer.RetryPolicy` may have a request that failed so
+        tried again: another attempt can end otherwise.
 
     Examples
     --------
     >>> issubclass(UnknownDeployment, InferenceError)
     True
     """
+
+    retryable: ClassVar[bool] = False
 
 
 class UnknownDeployment(InferenceError, LookupError):
@@ -35,6 +48,9 @@ class DeploymentFailed(InferenceError):
 class DeployTimeout(InferenceError, TimeoutError):
     """The deployment was not ready on any worker within ``wait_timeout``."""
 
+    # RuntimeError's, which is found first, makes no TimeoutError.
+    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+
 
 class OutputMismatch(InferenceError, ValueError):
     """A model's output cannot be divided among the requests of its batch.
@@ -50,3 +66,120 @@ class NotServable(InferenceError, TypeError):
 
 class ResultNotKept(InferenceError):
     """A worker could not keep a result, and its own state does not say why."""
+
+
+class RequestFailed(InferenceError):
+    """Base class of what can happen to a request while the engine has it.
+
+    Parameters
+    ----------
+    message
+        What happened, and what to do.
+    key
+        The request's key; None where the error is about many of them.
+    name, version
+        The deployment and version it was for.
+    worker
+        Address of the last worker that had it; None if none had.
+    attempts
+        How often it was sent to a worker.
+
+    Examples
+    --------
+    >>> import pickle
+    >>> error = DeviceError("the device is gone", name="resnet50", attempts=3)
+    >>> again = pickle.loads(pickle.dumps(error))
+    >>> again, again.name, again.attempts
+    (DeviceError('the device is gone'), 'resnet50', 3)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: Key | None = None,
+        name: str | None = None,
+        version: str | None = None,
+        worker: str | None = None,
+        attempts: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.name = name
+        self.version = version
+        self.worker = worker
+        self.attempts = attempts
+
+
+class LostWorker(NamedTuple):
+    """What is known of a worker that is gone."""
+
+    address: str
+
+
+class WorkerLost(RequestFailed, KilledWorker):
+    """The workers that ran a request died, each time.
+
+    Most likely the request is the cause: it was alone in its batch when the last one
+    died. Also caught by ``except distributed.scheduler.KilledWorker``.
+    """
+
+    retryable = True
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def task(self) -> Any:
+        """The request's key, under Dask's name for it."""
+        return self.key
+
+    @property
+    def last_worker(self) -> Any:
+        """The worker that died last."""
+        return LostWorker(self.worker or "")
+
+    @property
+    def allowed_failures(self) -> int:
+        """How many deaths were not yet too many."""
+        return self.attempts - 1
+
+
+class BatchTimeout(RequestFailed, TimeoutError):
+    """A request's batches ran for longer than ``batch_timeout``."""
+
+    retryable = True
+    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+
+
+class DeviceError(RequestFailed):
+    """The device failed under a request, so that nothing runs on it any more."""
+
+    retryable = True
+
+
+class OutOfDeviceMemory(RequestFailed):
+    """A request does not fit the device's memory, not even alone.
+
+    It is not tried again: the batch has been cut down to the smallest pass already.
+    """
+
+
+class Overloaded(RequestFailed):
+    """A request was turned away: as many as ``max_queue`` allows are waiting."""
+
+
+class DeadlineExceeded(RequestFailed, TimeoutError):
+    """A request had no answer when its ``timeout`` had passed."""
+
+    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+
+
+class NoReadyWorker(DeadlineExceeded):
+    """A request's ``timeout`` passed while no worker was ready to serve it."""
+
+
+class SchedulerLost(RequestFailed, ConnectionError):
+    """The scheduler is gone, and with it what was not answered yet."""
+
+    __new__ = ConnectionError.__new__  # type: ignore[assignment]

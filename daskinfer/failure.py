@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from types import TracebackType
@@ -45,6 +46,47 @@ def contain(function: Callable[..., Any], *args: Any) -> Any:
         raise
     except BaseException as error:
         raise InferenceError(f"the model would end its process: {error!r}") from error
+
+
+#: How the engine's own note on an exception begins.
+_NOTE = "Raised in deployment "
+
+
+def note_origin(
+    error: BaseException, name: str, version: str, signature: str | None, worker: str
+) -> None:
+    """Add to an exception where it was raised, as :meth:`BaseException.add_note` does.
+
+    Parameters
+    ----------
+    error
+        A model's own exception.
+    name, version
+        The deployment that raised it.
+    signature
+        What the request's inputs look like; None if they have none.
+    worker
+        Address of the worker.
+
+    Examples
+    --------
+    >>> error = ValueError("no")
+    >>> note_origin(error, "m", "1", "n<f4(4,)", "tcp://10.0.0.1:1")
+    >>> error.__notes__
+    ["Raised in deployment 'm', version '1', on tcp://10.0.0.1:1; input n<f4(4,)"]
+    """
+    note = f"{_NOTE}{name!r}, version {version!r}, on {worker}"
+    if signature is not None:
+        note += f"; input {signature}"
+    # A model may raise the same object again and again, or one that refuses to be
+    # changed: it travels without a note then.
+    with contextlib.suppress(Exception):
+        others = [n for n in getattr(error, "__notes__", ()) if not _is_ours(n)]
+        error.__notes__ = [*others, note]
+
+
+def _is_ours(note: object) -> bool:
+    return isinstance(note, str) and note.startswith(_NOTE)
 
 
 def dump_failure(error: BaseException) -> Failure:

@@ -8,6 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import payload
+from daskinfer.failure import note_origin
+from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ class ResidentModel:
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
         run = BatchRun(self, self.batch_dim, sizes, self._as_zero_rows, self.device)
         outcome = run(items)
+        if outcome.errors:
+            self._note_origins(items, outcome)
         if self._example is None:
             self._remember(items, outcome)
         return outcome
@@ -154,6 +158,14 @@ class ResidentModel:
             )
         one = payload.slice_rows(*example, self.batch_dim, 0, 1)
         return payload.collate([one] * rows, self.batch_dim)
+
+    def _note_origins(self, items: list[Item], outcome: Outcome) -> None:
+        worker = current_worker()
+        address = worker.address if worker is not None else "this process"
+        for item in items:
+            error = outcome.errors.get(item.key)
+            if error is not None:
+                note_origin(error, self.name, self.version, item.signature, address)
 
     # Requests without rows
 

@@ -347,3 +347,28 @@ def test_options(options: Any, error: type[Exception], said: str) -> None:
 def test_one_key_for_many() -> None:
     with pytest.raises(ValueError, match="key= names one result"):
         Model("net").options(key="one").map([X, X])
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_the_models_exception_says_where_it_was_raised(
+    client: Client, scheduler: Any, worker: Worker
+) -> None:
+    def refuse(x: np.ndarray) -> np.ndarray:
+        raise ArithmeticError("not today")
+
+    model = await daskinfer.deploy(client, refuse)
+    for future in (model.submit(X), client.submit(model, X)):
+        error = await future.exception()
+        assert type(error) is ArithmeticError
+        assert error.args == ("not today",)
+        (note,) = error.__notes__
+        assert note == (
+            f"Raised in deployment 'refuse', version '1', on {worker.address}; "
+            "input n<f4(4,)"
+        )
+        traceback = await future.traceback()
+        frames = []
+        while traceback is not None:
+            frames.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        assert frames[-1] == "refuse"
