@@ -31,6 +31,7 @@ from daskinfer.exceptions import (
 from daskinfer.gather import gather
 from daskinfer.handle import Model
 from daskinfer.policy import BatchPolicy
+from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ __all__ = [
     "OutputMismatch",
     "Overloaded",
     "RequestInfo",
+    "RetryPolicy",
     "SchedulerLost",
     "UnknownDeployment",
     "WorkerLost",

@@ -25,6 +25,7 @@ from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
 from daskinfer.options import check_sendable, resource_amounts
 from daskinfer.policy import BatchPolicy
+from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def deploy(
     batching: BatchPolicy | None = None,
     warmup: Any = None,
     placement: str | type | None = None,
+    retry: RetryPolicy | None = None,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -140,6 +142,9 @@ def deploy(
     placement
         ``"least-loaded"``, ``"round-robin"`` or the path of a
         :class:`scheduler_plugins.placement.Placement`; None takes the config.
+    retry
+        How often a request is tried again after failures of the engine, such as a
+        worker that died; None: as :class:`RetryPolicy` does by default.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -181,6 +186,8 @@ def deploy(
         check_sendable(label, field)
     if batching is not None and not isinstance(batching, BatchPolicy):
         raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
     amounts = resource_amounts(resources)
     if isinstance(model, Model):
         raise TypeError(f"{model!r} is a handle, deployed already")
@@ -209,6 +216,7 @@ def deploy(
             "resources": None if amounts is None else dict(amounts),
             "placement": _placement_path(placement),
             "warmup": _warmup_payload(warmup),
+            "retry": (retry or RetryPolicy()).to_message(),
         },
         timeout if wait else None,
     )

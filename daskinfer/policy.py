@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from dask.utils import parse_timedelta
+from daskinfer.fields import duration, integer, size, sizes
 
 __all__ = ["DEFAULT_MAX_WAIT", "BatchPolicy"]
 
@@ -81,9 +77,9 @@ class BatchPolicy:
     batch_dim: int | None = 0
 
     def __post_init__(self) -> None:
-        largest = _size("max_batch_size", self.max_batch_size)
-        smallest = _size("min_batch_size", self.min_batch_size)
-        allowed = _sizes("allowed_batch_sizes", self.allowed_batch_sizes)
+        largest = size("max_batch_size", self.max_batch_size)
+        smallest = size("min_batch_size", self.min_batch_size)
+        allowed = sizes("allowed_batch_sizes", self.allowed_batch_sizes)
         if allowed is not None:
             if isinstance(self.max_batch_size, _Default):
                 largest = allowed[-1]
@@ -98,18 +94,18 @@ class BatchPolicy:
                 f"min_batch_size is {smallest}, above max_batch_size, "
                 f"which is {largest}"
             )
-        max_wait = _duration("max_wait", self.max_wait)
+        max_wait = duration("max_wait", self.max_wait)
         if max_wait is not None and smallest == 1:
             raise ValueError(
                 "max_wait needs a min_batch_size above 1: it says how long a batch "
                 "that is smaller than min_batch_size is held back"
             )
-        target = _duration("target_latency", self.target_latency)
+        target = duration("target_latency", self.target_latency)
         if target == 0:
             raise ValueError("target_latency must be above 0")
         batch_dim = self.batch_dim
         if batch_dim is not None:
-            batch_dim = _integer("batch_dim", batch_dim)
+            batch_dim = integer("batch_dim", batch_dim)
             if batch_dim < 0:
                 raise ValueError(f"batch_dim must be None or >= 0, got {batch_dim}")
         for field, value in (
@@ -132,48 +128,3 @@ class BatchPolicy:
         if self.min_batch_size == 1:
             return 0.0
         return DEFAULT_MAX_WAIT if self.max_wait is None else self.max_wait
-
-
-def _integer(field: str, value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{field} must be an integer, got {value!r}")
-    try:
-        return int(operator.index(value))  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{field} must be an integer, got {value!r}") from None
-
-
-def _size(field: str, value: object) -> int:
-    size = _integer(field, value)
-    if size < 1:
-        raise ValueError(f"{field} must be at least 1, got {size}")
-    return size
-
-
-def _sizes(field: str, values: object) -> tuple[int, ...] | None:
-    if values is None:
-        return None
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{field} must be a list of integers, got {values!r}")
-    sizes = tuple(sorted({_size(field, value) for value in values}))
-    if not sizes:
-        raise ValueError(f"{field} must not be empty; leave it out to allow any size")
-    return sizes
-
-
-def _duration(field: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
-        raise TypeError(
-            f'{field} must be seconds or a string such as "5ms", got {value!r}'
-        )
-    try:
-        seconds = float(parse_timedelta(value))
-    except (ValueError, KeyError, IndexError):
-        raise ValueError(
-            f'{field} must be seconds or a string such as "5ms", got {value!r}'
-        ) from None
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{field} must be finite and not negative, got {value!r}")
-    return seconds

@@ -23,6 +23,8 @@ from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.line import LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.queueing import Lane, Request
+from scheduler_plugins.recovery import Recovery
+from scheduler_plugins.reserving import Reservations
 from scheduler_plugins.running import Running
 from scheduler_plugins.statistics import Statistics
 
@@ -85,6 +87,8 @@ class Dispatcher:
         self.lines: dict[tuple[str, str], Line] = {}
         self.statistics: dict[str, Statistics] = {}
         self.running = Running(tasks, send, self.link)
+        self.recovery = Recovery(tasks, self._requeue)
+        self._reserved = Reservations()
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
         self._report = report
         self._priority_age = priority_age
@@ -118,9 +122,9 @@ class Dispatcher:
     def close(self, name: str, version: str) -> list[Request]:
         """Stop serving a version; return who waited for it."""
         line = self.lines.pop((name, version))
-        waiting = line.queue.requests()
+        waiting = line.queue.requests() + self.recovery.held(line)
         for request in waiting:
-            line.queue.discard(request)
+            self.discard(request)
         return waiting
 
     def forget(self, name: str) -> None:
@@ -148,9 +152,12 @@ class Dispatcher:
         line.latency.seed(address, device_class, timings)
         self.wake()
 
-    def worker_lost(self, address: str) -> None:
-        """A worker is gone; Dask has parked its requests already."""
-        self.running.lost(address)
+    def worker_lost(self, address: str, *, expected: bool = False) -> None:
+        """A worker is gone; Dask has parked its requests already.
+
+        Nobody is charged for one that has left on purpose, as is ``expected``.
+        """
+        batches = self.running.lost(address)
         for line in self.lines.values():
             if line.devices.pop(address, None) is not None:
                 line.latency.forget(address)
@@ -158,6 +165,8 @@ class Dispatcher:
             del self._devices[key]
         for counts in self.statistics.values():
             counts.workers.pop(address, None)
+        if not expected:
+            self.recovery.worker_lost(batches)
         self.wake()
 
     def enqueue(self, request: Request, line: Line) -> None:
@@ -169,10 +178,32 @@ class Dispatcher:
             )
         # Without rows it still takes a pass; and a lane of no rows is never served.
         request.rows = max(request.rows, 1)
+        if not request.attempts:
+            line.batcher.arrived(request.rows, monotonic())
+        self._push(request, line)
+
+    def _push(self, request: Request, line: Line) -> None:
+        if request.delayed:
+            self.recovery.forget(request)
         request.lane = self._lane(request)
         line.queue.push(request)
-        line.batcher.arrived(request.rows, monotonic())
         self.wake()
+
+    def _requeue(self, request: Request, line: Line) -> None:
+        """Let a request wait where it belongs by now."""
+        if request.waiting:
+            line.queue.discard(request)
+        elif request.error is not None or not self.tasks.is_parked(request.key):
+            # It is about to fail, or waits for inputs first.
+            return
+        self._push(request, line)
+
+    def discard(self, request: Request) -> None:
+        """A request waits no longer."""
+        if request.queue is not None:
+            request.queue.discard(request)
+        if request.delayed:
+            self.recovery.forget(request)
 
     def unassign(self, request: Request) -> None:
         """A request is not part of its batch any more."""
@@ -190,6 +221,7 @@ class Dispatcher:
         for line in self.lines.values():
             for request in line.queue.requests():
                 line.queue.discard(request)
+        self.recovery.clear()
         self._timer.cancel()
 
     def waiting_seconds(self) -> float:
@@ -214,6 +246,7 @@ class Dispatcher:
         self._woken = False
         self._timer.cancel()
         self.running.drop_unwanted()
+        self.recovery.release(monotonic())
         running = set(self.tasks.running())
         wake_at = math.inf
         busy = self._busy()
@@ -222,6 +255,7 @@ class Dispatcher:
             busy.sort(key=lambda line: line.served)
             now = monotonic()
             wake_at = math.inf
+            self._reserved.begin()
             for line in busy:
                 try:
                     sent, until = self._try(line, running, now)
@@ -232,8 +266,10 @@ class Dispatcher:
                     break
                 wake_at = min(wake_at, until)
             else:
-                break
+                if not self._reserved.release():
+                    break
             busy = [line for line in busy if line.queue.count]
+        wake_at = min(wake_at, self.recovery.delayed.next())
         if wake_at < math.inf:
             self._arm(wake_at)
 
@@ -249,18 +285,22 @@ class Dispatcher:
             if not devices:
                 continue
             starving = False
+            isolated = cast(LaneKey, lane.key).group is not None
+            devices = self._reserved.open_to(lane if isolated else None, devices)
             decision = line.batcher.decide(
                 now,
                 waiting=lane.rows,
                 oldest=head.arrived,
                 devices=devices,
                 transfer=self._transfer(head) if head.has_dependencies else None,
-                alone=cast(LaneKey, lane.key).alone is not None,
+                alone=isolated,
             )
             if isinstance(decision, Send):
                 line.starved_since = None
                 self.running.dispatch(line, lane, decision)
                 return True, now
+            if isolated:
+                self._reserved.keep(lane, devices, now, self.link)
             if decision.until is not None:
                 wake_at = min(wake_at, decision.until)
         if starving:
@@ -290,15 +330,24 @@ class Dispatcher:
         return math.inf
 
     def _admitted(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
-        constraint = cast(LaneKey, lane.key).constraint
+        key = cast(LaneKey, lane.key)
+        admitted = self._allowed(key.constraint, ready)
+        if key.tried:
+            fresh = [device for device in admitted if device.name not in key.tried]
+            return fresh or admitted
+        return admitted
+
+    def _allowed(
+        self, constraint: Constraint, ready: list[DeviceLoad]
+    ) -> list[DeviceLoad]:
         if constraint.anywhere:
             return ready
-        admitted = [d for d in ready if self.tasks.admits(constraint, d.name)]
-        if not admitted and constraint.preferred_only:
+        allowed = [d for d in ready if self.tasks.admits(constraint, d.name)]
+        if not allowed and constraint.preferred_only:
             return [
                 d for d in ready if self.tasks.declares(d.name, constraint.resources)
             ]
-        return admitted
+        return allowed
 
     def _transfer(self, head: Request) -> Callable[[DeviceLoad], float]:
         bandwidth = self.tasks.bandwidth
@@ -308,15 +357,14 @@ class Dispatcher:
 
     def _lane(self, request: Request) -> LaneKey:
         """Who may share a pass with a request."""
-        alone = home = None
-        if self.tasks.suspicious(request.key):
-            # A worker died under it: it may well have been the cause.
-            alone = request.key
-        elif request.has_dependencies:
+        home = None
+        if request.has_dependencies and request.group is None:
             costly = _COSTLY_TRANSFER * self.tasks.bandwidth
             home = self.tasks.home(request.key, costly)
         constraint = cast(Constraint, request.constraint)
-        return LaneKey(request.signature, constraint, alone, home)
+        return LaneKey(
+            request.signature, constraint, home, request.group, request.tried
+        )
 
     def _busy(self) -> list[Line]:
         return [line for line in self.lines.values() if line.queue.count]

@@ -100,6 +100,7 @@ class InferencePlugin(SchedulerPlugin):
         self.tasks = TaskStates(scheduler)
         self.registry = Registry()
         self._doomed: list[Request] = []
+        self._leaving: set[str] = set()
         self._interval = config.seconds("send-interval") or 0.0
         self.dispatcher = Dispatcher(
             self.tasks,
@@ -179,8 +180,7 @@ class InferencePlugin(SchedulerPlugin):
         request = self.requests.get(key)
         if request is None:
             return
-        if request.queue is not None:
-            request.queue.discard(request)
+        self.dispatcher.discard(request)
         if request.batch is not None and start == "processing":
             self.dispatcher.unassign(request)
         if finish == "no-worker":
@@ -194,10 +194,7 @@ class InferencePlugin(SchedulerPlugin):
 
     def _wait(self, request: Request) -> None:
         if request.ended:
-            # Its result was lost, or it is retried: it arrives anew.
-            request.ended, request.order = False, None
-            request.arrived = monotonic()
-            request.attempts = request.misses = 0
+            request.renew(monotonic())
         try:
             if request.error is not None:
                 raise request.error
@@ -252,7 +249,8 @@ class InferencePlugin(SchedulerPlugin):
     ) -> None:
         """Take a worker out; Dask has parked its requests again by now."""
         self.registry.leave(worker)
-        self.dispatcher.worker_lost(worker)
+        self.dispatcher.worker_lost(worker, expected=worker in self._leaving)
+        self._leaving.discard(worker)
         self.service.changed()
 
     @guarded
@@ -321,9 +319,16 @@ class InferencePlugin(SchedulerPlugin):
         self.dispatcher.done(message, worker)  # type: ignore[arg-type]
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Notice that a worker was paused, or runs again."""
-        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+        """Notice that a worker was paused, runs again, or leaves on purpose."""
+        action = msg.get("action") if isinstance(msg, dict) else None
+        if action == "worker-status-change":
+            if msg["status"] in ("closing", "closing_gracefully"):
+                self._leaving.add(topic)
+            else:
+                self._leaving.discard(topic)
             self.dispatcher.wake()
+        elif action == "remove-worker" and msg.get("expected") and topic != "all":
+            self._leaving.add(topic)
 
     def restart(self, scheduler: Scheduler) -> None:
         """Forget all requests; what is deployed stays, and is loaded again."""

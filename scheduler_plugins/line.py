@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 class LaneKey(NamedTuple):
     """What requests have in common that may share a forward pass.
 
-    ``alone`` is the key of a request that must not share one, ``home`` the worker
-    that holds inputs too large to move lightly.
+    ``home`` is the worker that holds inputs too large to move lightly, ``tried`` are
+    those to be avoided. What is in a ``group`` runs isolated: nothing runs before or
+    behind it on its device, as a worker has died under it.
     """
 
     signature: Hashable
     constraint: Constraint
-    alone: Key | None = None
     home: str | None = None
+    group: Hashable | None = None
+    tried: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Line:
         self.version = version
         self.policy = policy
         self.counts = counts
+        self.retry = deployment.retry
         self.queue = RequestQueue(age)
         self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
         self.batcher = Batcher(

@@ -63,6 +63,17 @@ class Request:
         Why it cannot be served, found out before it could wait.
     counts
         Of the deployment that it arrived at. Another may have its name by now.
+    charges, solo
+        Attempts that a failure of the engine has ended while the request was
+        running; and those of them in which it was alone in its batch.
+    bystander
+        How often a worker was lost while the request was queued there.
+    group
+        Those with whom it runs isolated, once a worker has died under them.
+    tried
+        Workers on which it has failed, to be avoided.
+    delayed
+        Whether it is held back until its next attempt.
     """
 
     key: Key
@@ -86,6 +97,12 @@ class Request:
     ended: bool = False
     error: Exception | None = None
     counts: Statistics | None = field(default=None, repr=False)
+    charges: int = 0
+    solo: int = 0
+    bystander: int = 0
+    group: Hashable | None = None
+    tried: frozenset[str] = frozenset()
+    delayed: bool = False
     _entry: _Entry | None = field(default=None, repr=False)
 
     @property
@@ -98,6 +115,13 @@ class Request:
         self.counts = counts
         if counts is not None:
             counts.arrived()
+
+    def renew(self, now: float) -> None:
+        """Begin anew: the result was lost, or the user retries it."""
+        self.ended, self.order, self.arrived = False, None, now
+        self.attempts = self.misses = 0
+        self.charges = self.solo = self.bystander = 0
+        self.group, self.tried = None, frozenset()
 
 
 #: A request's place in a lane's heap, abandoned once the request names another.

@@ -13,6 +13,7 @@ from typing import Any
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
+from daskinfer.retry import RetryPolicy
 
 
 class ReplicaState(str, Enum):
@@ -93,6 +94,7 @@ class Deployment:
     resources: tuple[tuple[str, float], ...]
     placement: str
     active: str
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     versions: dict[str, Version] = field(default_factory=dict)
 
     def __repr__(self) -> str:

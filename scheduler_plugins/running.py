@@ -102,8 +102,13 @@ class Running:
         self._send(address, run_message(self._tasks, batch, payloads))
 
     def unassign(self, request: Request) -> bool:
-        """Take a request out of its batch; tell whether it was part of one."""
+        """Take a request out of its batch; tell whether it was part of one.
+
+        It stays if the worker is gone, until :meth:`lost` is asked what it had.
+        """
         batch = self.batches.get(request.batch or "")
+        if batch is not None and not self._tasks.has_worker(batch.device.name):
+            return False
         request.batch = None
         if batch is None or batch.requests.pop(request.key, None) is None:
             return False
@@ -124,10 +129,13 @@ class Running:
                 self._send(batch.device.name, message)
         self.unwanted.clear()
 
-    def lost(self, address: str) -> None:
-        """A worker is gone, and its batches with it."""
-        for batch in [b for b in self.batches.values() if b.device.name == address]:
+    def lost(self, address: str) -> list[tuple[Batch, list[Request]]]:
+        """A worker is gone; return its batches, in order, and who was still in them."""
+        gone = [b for b in self.batches.values() if b.device.name == address]
+        held = [(batch, list(batch.requests.values())) for batch in gone]
+        for batch in gone:
             self._lose(batch)
+        return held
 
     def clear(self) -> None:
         """Forget all batches."""
@@ -202,6 +210,10 @@ class Running:
             message, batch.run_ids, address, clients, metadata, startstop
         )
         if message["failed"]:
+            for key in message["failed"]:
+                if key in requests:
+                    # Should the user's `retries=` allow another attempt.
+                    requests[key].tried |= {address}
             self._tasks.fail_running(
                 message["failed"], batch.run_ids, address, message["stimulus_id"]
             )

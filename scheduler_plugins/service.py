@@ -13,6 +13,7 @@ from distributed.metrics import monotonic
 from daskinfer import protocol
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
+from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
 from scheduler_plugins.registry import Deployment, ReplicaState, Version
 from scheduler_plugins.statistics import Statistics
@@ -66,6 +67,7 @@ class Service:
         resources: dict[str, float] | None,
         placement: str,
         warmup: protocol.Payload | None,
+        retry: dict[str, Any],
         client: str,
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
@@ -77,6 +79,7 @@ class Service:
             tuple(sorted((resources or {}).items())),
             placement,
             version,
+            RetryPolicy.from_message(retry),
         )
         made = Version(name, version, artifact["digest"], artifact, warmup)
         try:

@@ -88,9 +88,10 @@ class Facts:
         priority = self.scheduler.tasks[key].priority
         return -float(priority[0]) if priority else 0.0
 
-    def suspicious(self, key: Key) -> int:
-        """How many workers have died while they had this request."""
-        return self.scheduler.tasks[key].suspicious
+    def is_parked(self, key: Key) -> bool:
+        """Whether a request waits for nothing but a worker."""
+        ts = self.scheduler.tasks.get(key)
+        return ts is not None and ts.state == "no-worker"
 
     @property
     def bandwidth(self) -> float:
@@ -162,6 +163,10 @@ class Facts:
         return constraint.hosts is not None and ws.host in {
             self.scheduler.coerce_hostname(host) for host in constraint.hosts
         }
+
+    def has_worker(self, address: str) -> bool:
+        """Whether a worker is part of the cluster."""
+        return address in self.scheduler.workers
 
     def is_running(self, address: str) -> bool:
         """Whether a worker is there and neither paused nor closing."""

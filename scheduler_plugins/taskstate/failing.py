@@ -80,6 +80,49 @@ class Failing(Facts):
         changes.apply(stimulus_id)
         return failed
 
+    def fail(
+        self, keys: Iterable[Key], error: Exception, stimulus_id: str
+    ) -> list[Key]:
+        """Fail requests whatever they wait for, also those that run somewhere.
+
+        Returns
+        -------
+        list of keys
+            Those that had not ended before.
+        """
+        s = self.scheduler
+        failure = dump_failure(error)
+        changes = Changes(s)
+        failed: list[Key] = []
+        for key in keys:
+            ts = s.tasks.get(key)
+            if ts is None or ts.state not in ("waiting", "no-worker", "processing"):
+                continue
+            if ts.state == "waiting":
+                # Dask fails what waits for inputs only if an input has failed.
+                ts.exception_blame = ts
+                ts.exception = failure["exception"]
+                ts.traceback = failure["traceback"]
+                ts.exception_text = failure["exception_text"]
+                ts.traceback_text = failure["traceback_text"]
+                changes.add(s._transition(key, "erred", stimulus_id))
+            else:
+                changes.add(
+                    s._transition(key, "erred", stimulus_id, cause=key, **failure)
+                )
+            failed.append(key)
+        changes.apply(stimulus_id)
+        s.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+        return failed
+
+    def spend_retry(self, key: Key) -> bool:
+        """Use up one of the user's ``retries=``, if any is left."""
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.retries <= 0:
+            return False
+        ts.retries -= 1
+        return True
+
     def refuse(self, keys: Iterable[Key], client: str, error: Exception) -> None:
         """Tell a client that no tasks were made of its requests."""
         failure = dump_failure(error)

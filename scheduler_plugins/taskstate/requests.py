@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from daskinfer import protocol
 
 
+#: Dask counts the deaths of workers for everything that was processing there, also
+#: for what was queued behind the cause. From so low it never comes to a verdict; the
+#: engine has its own.
+_NEVER_SUSPECT = -(2**31)
+
+
 class TaskStates(Arriving, Failing):
     """Parks, dispatches, completes and fails requests in a scheduler's state.
 
@@ -62,6 +68,7 @@ class TaskStates(Arriving, Failing):
             if ts is None or ts.state != "no-worker":
                 continue
             ts.worker_restrictions = target
+            ts.suspicious = _NEVER_SUSPECT
             recommendations, client_msgs, _ = s._transition(
                 key, "processing", stimulus_id
             )

@@ -324,6 +324,76 @@ async def test_tasks_of_a_lost_worker_are_released_before_plugins_hear(c, s, a):
     del future
 
 
+@gen_cluster(
+    client=True,
+    nthreads=ONE_WORKER,
+    config={"distributed.scheduler.allowed-failures": 0},
+)
+async def test_dask_can_be_kept_from_blaming_a_task_for_a_lost_worker(c, s, a):
+    task = Probe(is_open=False)
+    future = c.submit(task, 1, key="task")
+    await task.entered()
+    s.tasks["task"].suspicious = -(2**31)
+    await s.remove_worker(a.address, stimulus_id="test", close=False)
+    task.open()
+    require(
+        s.tasks["task"].state in ("queued", "no-worker"),
+        "a task with a low count of deaths fails all the same",
+    )
+    del future
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_leaves_on_purpose_is_announced(c, s, a, b):
+    seen: list[tuple[str, object]] = []
+
+    class Events(SchedulerPlugin):
+        name = "events"
+
+        def log_event(self, topic, msg):
+            if isinstance(msg, dict) and topic in (a.address, b.address):
+                if msg.get("action") == "remove-worker":
+                    seen.append((topic, msg.get("expected")))
+                if msg.get("action") == "worker-status-change":
+                    seen.append((topic, msg.get("status")))
+
+        def remove_worker(self, scheduler, worker, *, stimulus_id, **kwargs):
+            seen.append((worker, "gone"))
+
+    s.add_plugin(Events())
+    await s.retire_workers([a.address])
+    told = [what for topic, what in seen if topic == a.address]
+    require(
+        told[:3] == ["closing_gracefully", True, "gone"],
+        f"a retired worker is announced as {told}",
+    )
+    await s.remove_worker(b.address, stimulus_id="test", close=False)
+    told = [what for topic, what in seen if topic == b.address]
+    require(told == [False, "gone"], f"a lost worker is announced as {told}")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_a_task_that_waits_for_inputs_can_be_failed(c, s, a):
+    source = Probe(is_open=False)
+    first = c.submit(source, 1, key="source")
+    future = c.submit(inc, first, key="waits")
+    last = c.submit(inc, future, key="last")
+    await until(lambda: "last" in s.tasks)
+    ts = s.tasks["waits"]
+    failure = dump_failure(ValueError("not today"))
+    ts.exception_blame = ts
+    ts.exception, ts.traceback = failure["exception"], failure["traceback"]
+    changes = s._transition("waits", "erred", "test")
+    s._transitions(*changes, "test")
+    s.send_all(*changes[1:])
+    require(ts.state == "erred", "waiting does not become erred")
+    for failed in (future, last):
+        with pytest.raises(ValueError, match="not today"):
+            await failed
+    source.open()
+    await first
+
+
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_a_change_of_a_workers_status_is_logged(c, s, a):
     recorder = Recorder()

@@ -9,6 +9,7 @@ import numpy as np
 from dask.utils import parse_timedelta
 from distributed import Nanny, Worker, wait
 from distributed.core import Status
+from distributed.scheduler import KilledWorker
 from distributed.utils_test import captured_logger, gen_cluster, inc
 
 import daskinfer
@@ -256,7 +257,6 @@ async def test_a_worker_with_a_batch_is_not_closed_as_idle(c, s, a, b):
     client=True,
     nthreads=TWO_WORKERS,
     Worker=Nanny,
-    config={"distributed.scheduler.allowed-failures": 1},
     timeout=60,
 )
 async def test_a_worker_killed_in_mid_batch_costs_no_answer(c, s, a, b):
@@ -273,5 +273,5 @@ async def test_a_worker_killed_in_mid_batch_costs_no_answer(c, s, a, b):
     for i, y in enumerate(await daskinfer.gather(futures)):
         assert np.array_equal(y, row(i + 1))
     await wait([deadly])
-    assert type(await deadly.exception()).__name__ == "KilledWorker"
+    assert isinstance(await deadly.exception(), KilledWorker)
     assert np.array_equal(await model.submit(row(20)), row(21))

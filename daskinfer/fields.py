@@ -1,0 +1,82 @@
+"""Reading the fields of what a user sets; an error names the field.
+
+Every function raises :class:`TypeError` for a value of the wrong type, and
+:class:`ValueError` for one that is out of range.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from datetime import timedelta
+
+from dask.utils import parse_timedelta
+
+
+def integer(field: str, value: object) -> int:
+    """Read a whole number."""
+    if isinstance(value, bool):
+        raise TypeError(f"{field} must be an integer, got {value!r}")
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{field} must be an integer, got {value!r}") from None
+
+
+def size(field: str, value: object) -> int:
+    """Read a whole number of at least 1."""
+    number = integer(field, value)
+    if number < 1:
+        raise ValueError(f"{field} must be at least 1, got {number}")
+    return number
+
+
+def sizes(field: str, values: object) -> tuple[int, ...] | None:
+    """Read a list of such numbers, sorted and without duplicates."""
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{field} must be a list of integers, got {values!r}")
+    found = tuple(sorted({size(field, value) for value in values}))
+    if not found:
+        raise ValueError(f"{field} must not be empty; leave it out to allow any size")
+    return found
+
+
+def duration(field: str, value: object) -> float | None:
+    """Read a time that a user gave, in seconds or as a text with its unit.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none, is negative or has no end. The message names the field.
+
+    Examples
+    --------
+    >>> duration("timeout", "50ms"), duration("timeout", None)
+    (0.05, None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
+        raise TypeError(
+            f'{field} must be seconds or a string such as "5ms", got {value!r}'
+        )
+    try:
+        seconds = float(parse_timedelta(value))
+    except (ValueError, KeyError, IndexError):
+        raise ValueError(
+            f'{field} must be seconds or a string such as "5ms", got {value!r}'
+        ) from None
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"{field} must be finite and not negative, got {value!r}")
+    return seconds
+
+
+def given_duration(field: str, value: object) -> float:
+    """Read a time that must not be left out."""
+    seconds = duration(field, value)
+    if seconds is None:
+        raise TypeError(f"{field} must be a duration, got None")
+    return seconds

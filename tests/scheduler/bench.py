@@ -1,0 +1,211 @@
+"""A dispatcher with a stand-in for Dask's side of the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from daskinfer import protocol
+from daskinfer.policy import BatchPolicy
+from scheduler_plugins.constraint import ANYWHERE, Constraint
+from scheduler_plugins.dispatcher import Dispatcher
+from scheduler_plugins.line import Line
+from scheduler_plugins.queueing import Request
+from scheduler_plugins.registry import Deployment
+
+A, B = "tcp://a:1", "tcp://b:1"
+NOWHERE = Constraint(workers=frozenset({"tcp://gone:1"}))
+
+
+class Tasks:
+    """What the dispatcher asks of Dask, from memory."""
+
+    bandwidth = 1e8
+
+    def __init__(self) -> None:
+        self.workers = [A, B]
+        self.run_ids: dict[Any, int] = {}
+        self.retries: dict[Any, int] = {}
+        self.unpicklable: set[Any] = set()
+        self.gone: set[Any] = set()
+        self.failed: dict[Any, Any] = {}
+        self.completed: list[tuple[Any, dict[Any, int]]] = []
+        self.released: list[Any] = []
+        self.bytes_away_from: dict[str, int] = {}
+
+    def running(self) -> list[str]:
+        return self.workers
+
+    def admits(self, constraint: Constraint, address: str) -> bool:
+        return constraint.workers is None or address in constraint.workers
+
+    def declares(self, address: str, resources: Any) -> bool:
+        return True
+
+    def has_worker(self, address: str) -> bool:
+        return address in self.workers
+
+    def is_parked(self, key: Any) -> bool:
+        return key not in self.gone
+
+    def spend_retry(self, key: Any) -> bool:
+        left = self.retries.get(key, 0)
+        self.retries[key] = left - 1
+        return left > 0
+
+    def home(self, key: Any, at_least: float) -> str | None:
+        return None
+
+    def missing_bytes(self, key: Any, address: str) -> int:
+        return self.bytes_away_from.get(address, 0)
+
+    def dispatch(self, keys: Any, address: str, stimulus_id: str) -> dict[Any, int]:
+        found = [key for key in keys if key not in self.gone]
+        for key in found:
+            self.run_ids[key] = self.run_ids.get(key, 0) + 1
+        return {key: self.run_ids[key] for key in found}
+
+    def payload(self, key: Any, pickle: Callable[[Any], Any]) -> bytes:
+        if key in self.unpicklable:
+            raise TypeError(f"cannot pickle {key}")
+        return b"input"
+
+    def who_has(self, keys: Any) -> dict[Any, list[str]]:
+        return {}
+
+    def fail_running(self, failures: Any, *args: Any) -> list[Any]:
+        self.failed |= failures
+        return list(failures)
+
+    def fail_parked(self, keys: Any, error: Exception, stimulus_id: str) -> None:
+        self.failed |= dict.fromkeys(keys, error)
+
+    def fail(self, keys: Any, error: Exception, stimulus_id: str) -> None:
+        self.fail_parked(keys, error, stimulus_id)
+
+    def complete(self, message: Any, run_ids: Any, *args: Any) -> list[Any]:
+        self.completed.append((message, run_ids))
+        return list(message["keys"])
+
+    def release_running(self, keys: Any, stimulus_id: str) -> None:
+        self.released += keys
+
+
+class Bench:
+    """A dispatcher, what it sent, and a way to answer."""
+
+    def __init__(self, warn_after: float = float("inf")) -> None:
+        self.tasks = Tasks()
+        self.sent: list[tuple[str, Any]] = []
+        self.seconds: dict[str, float] = {}
+        self.reported: list[Line] = []
+        #: What a test has noted as answered.
+        self.answered: list[Any] = []
+        self.dispatcher = Dispatcher(
+            self.tasks,  # type: ignore[arg-type]
+            lambda address, message: self.sent.append((address, message)),
+            self.reported.append,
+            priority_age=1.0,
+            warn_after=warn_after,
+        )
+
+    def open(
+        self,
+        name: str = "m",
+        seconds: float = 10.0,
+        workers: tuple[str, ...] = (A,),
+        policy: BatchPolicy | None = None,
+        timings: list[tuple[int, float]] | None = None,
+        placement: str = "least-loaded",
+    ) -> Line:
+        """A deployment whose batches take the same time at every size."""
+        self.seconds[name] = seconds
+        policy = policy or BatchPolicy()
+        wanted = Deployment(name, policy, "cpu", (), placement, "1")
+        self.dispatcher.open(wanted, "1")
+        if timings is None:
+            timings = [(1, seconds), (policy.max_batch_size, seconds)]
+        for address in workers:
+            self.dispatcher.device_ready(name, "1", address, "cpu", timings)
+        return self.dispatcher.lines[name, "1"]
+
+    def enqueue(self, line: Line, *keys: Any, **about: Any) -> list[Request]:
+        about = {"arrived": 0.0, "signature": "x", "constraint": ANYWHERE} | about
+        made = [Request(key, line.name, None, **about) for key in keys]
+        for request in made:
+            self.dispatcher.enqueue(request, line)
+        return made
+
+    def lose(self, address: str, *, expected: bool = False) -> list[Any]:
+        """A worker is gone; return the keys that wait again."""
+        self.tasks.workers = [w for w in self.tasks.workers if w != address]
+        back = []
+        for batch in list(self.dispatcher.running.batches.values()):
+            if batch.device.name == address:
+                # What Dask's transitions make the plugin do.
+                for request in list(batch.requests.values()):
+                    self.dispatcher.unassign(request)
+                    self.dispatcher.enqueue(request, batch.line)
+                    back.append(request.key)
+        self.dispatcher.worker_lost(address, expected=expected)
+        # What has failed is discarded by the transition hook.
+        for line in self.dispatcher.lines.values():
+            for request in line.queue.requests():
+                if request.key in self.tasks.failed:
+                    self.dispatcher.discard(request)
+        return back
+
+    def join(self, address: str, name: str = "m") -> None:
+        """A worker comes that is as fast as the others."""
+        self.tasks.workers = [*self.tasks.workers, address]
+        timings = [(1, self.seconds[name]), (64, self.seconds[name])]
+        self.dispatcher.device_ready(name, "1", address, "cpu", timings)
+
+    @property
+    def batches(self) -> list[tuple[str, list[Any]]]:
+        """Worker and keys of each batch sent, in order."""
+        return [(address, message["keys"]) for address, message in self.runs]
+
+    @property
+    def runs(self) -> list[tuple[str, Any]]:
+        """Worker and message of each batch sent, in order."""
+        return [(a, m) for a, m in self.sent if m["op"] == protocol.RUN]
+
+    def answer(self, index: int = -1, **about: Any) -> None:
+        """Answer a batch that was sent."""
+        address, message = self.runs[index]
+        keys, rows = message["keys"], len(message["keys"])
+        seconds = self.seconds[message["name"]]
+        done: Any = {
+            "batch": message["batch"],
+            "keys": keys,
+            "failed": {},
+            "missing": [],
+            "out_of_memory": 0,
+            "passes": [
+                {"rows": rows, "padded": rows, "requests": rows, "seconds": seconds}
+            ],
+            "waited": 0.0,
+            "ran": seconds,
+            "device": "cpu",
+            "stimulus_id": "done",
+        }
+        self.dispatcher.done(done | about, address)
+
+
+def on_loop(
+    test: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+async def settle() -> None:
+    """Let the dispatcher decide."""
+    for _ in range(3):
+        await asyncio.sleep(0)

@@ -1,0 +1,271 @@
+"""Requests under which workers die: who is charged, and how they are found out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from daskinfer import RetryPolicy
+from daskinfer.exceptions import BatchTimeout, WorkerLost
+from daskinfer.policy import BatchPolicy
+from scheduler_plugins.line import Line
+from tests.scheduler.bench import A, B, Bench, on_loop, settle
+
+
+async def run_with_deadly(
+    bench: Bench, line: Line, deadly: set[Any], limit: int = 2000
+) -> int:
+    """Answer batches until nothing is left; those with a deadly one kill. Count."""
+    deaths = 0
+    for _ in range(limit):
+        await settle()
+        running = list(bench.dispatcher.running.batches.values())
+        if not running:
+            return deaths
+        batch = running[0]
+        first = next(b for b in running if b.device is batch.device)
+        if deadly & set(first.requests):
+            deaths += 1
+            bench.lose(first.device.name)
+            bench.join(f"tcp://new-{deaths}:1")
+        else:
+            index = [m["batch"] for _, m in bench.runs].index(first.batch_id)
+            bench.answer(index)
+            bench.answered += list(bench.runs[index][1]["keys"])
+    pytest.fail("it never ends")
+
+
+def expected_deaths(n: int, attempts: int = 3) -> int:
+    """As the documentation has it."""
+    levels = math.ceil(math.log(n, 8) - 1e-9)
+    return max(attempts, levels + min(2, attempts))
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 9, 64, 65, 200])
+@pytest.mark.parametrize("attempts", [1, 2, 3, 5])
+@on_loop
+async def test_a_deadly_request_is_found_in_few_deaths(n: int, attempts: int):
+    bench = Bench()
+    line = bench.open(
+        workers=(A, B), policy=BatchPolicy(max_batch_size=256), seconds=1e-3
+    )
+    line.retry = RetryPolicy(max_attempts=attempts)
+    poison = n - 1  # in the larger part, where parts are not equal
+    bench.enqueue(line, *range(n))
+    deaths = await run_with_deadly(bench, line, {poison})
+    assert deaths == expected_deaths(n, attempts)
+    assert {type(e) for e in bench.tasks.failed.values()} == {WorkerLost}
+    assert list(bench.tasks.failed) == [poison]
+    error = bench.tasks.failed[poison]
+    assert (error.key, error.name, error.version) == (poison, "m", "1")
+    assert error.attempts == deaths
+    # Each of the others exactly once.
+    assert sorted(bench.answered) == [i for i in range(n) if i != poison]
+
+
+@on_loop
+async def test_several_deadly_requests_among_many():
+    bench = Bench()
+    line = bench.open(
+        workers=(A, B), policy=BatchPolicy(max_batch_size=64), seconds=1e-3
+    )
+    bench.enqueue(line, *range(64))
+    poison = {3, 4, 40}
+    deaths = await run_with_deadly(bench, line, poison)
+    assert set(bench.tasks.failed) == poison
+    assert sorted(bench.answered) == sorted(set(range(64)) - poison)
+    assert deaths <= 1 + 3 * (expected_deaths(64) - 1)
+
+
+@on_loop
+async def test_what_was_queued_behind_is_not_charged():
+    bench = Bench()
+    line = bench.open(policy=BatchPolicy(max_batch_size=1), seconds=1e-3)
+    first, second = bench.enqueue(line, "first", "second")
+    await settle()
+    assert [keys for _, keys in bench.batches] == [["first"], ["second"]]
+    bench.lose(A)
+    assert (first.charges, first.solo, first.bystander) == (1, 1, 0)
+    assert (second.charges, second.solo, second.bystander) == (0, 0, 1)
+    assert first.group is not None and second.group is None
+
+
+@on_loop
+async def test_a_bystander_of_two_losses_is_suspected_too():
+    """The answer of the one before it may have died with the worker, twice."""
+    bench = Bench()
+    line = bench.open(seconds=1e-3, policy=BatchPolicy(max_batch_size=1))
+    workers = [A, B]
+    bench.enqueue(line, "before")
+    (request,) = bench.enqueue(line, "deadly", arrived=1.0)
+    for i, address in enumerate(workers):
+        await settle()
+        assert bench.batches[-1] == (address, ["deadly"])
+        bench.lose(address)
+        assert (request.charges, request.bystander) == (0, i + 1)
+        for waiting in line.queue.requests():
+            if waiting is not request:
+                bench.dispatcher.discard(waiting)
+        bench.enqueue(line, f"before-{i}", arrived=-1.0)
+        bench.join([B, "tcp://c:1"][i])
+    assert request.group is not None
+    # From now on whatever happens to it is its own doing.
+    await settle()
+    assert bench.batches[-1] == ("tcp://c:1", ["before-1"])
+    bench.answer()
+    await settle()
+    assert bench.batches[-1] == ("tcp://c:1", ["deadly"])
+    bench.lose("tcp://c:1")
+    assert request.charges == 1
+
+
+@on_loop
+async def test_nobody_is_charged_for_a_worker_that_leaves_on_purpose():
+    bench = Bench()
+    line = bench.open(policy=BatchPolicy(max_batch_size=1))
+    requests = bench.enqueue(line, 1, 2)
+    await settle()
+    bench.lose(A, expected=True)
+    for request in requests:
+        assert (request.charges, request.bystander, request.group) == (0, 0, None)
+        assert request.waiting
+
+
+@on_loop
+async def test_retries_of_the_user_are_honoured_exactly():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    bench.tasks.retries["poison"] = 4
+    bench.enqueue(line, "poison")
+    assert await run_with_deadly(bench, line, {"poison"}) == 3 + 4
+    assert isinstance(bench.tasks.failed["poison"], WorkerLost)
+
+
+@on_loop
+async def test_without_a_retry_on_lost_workers_batch_mates_are_answered_all_the_same():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    line.retry = RetryPolicy(retry_on=[BatchTimeout])
+    bench.enqueue(line, *range(8))
+    assert await run_with_deadly(bench, line, {5}) == 2
+    assert list(bench.tasks.failed) == [5]
+    assert sorted(bench.answered) == [0, 1, 2, 3, 4, 6, 7]
+
+
+@on_loop
+async def test_an_isolated_request_gets_its_turn_under_full_load():
+    """An idle device never comes by itself; new requests must not pass it by."""
+    bench = Bench()
+    line = bench.open(
+        workers=(A, B), seconds=1e-3, policy=BatchPolicy(max_batch_size=4)
+    )
+    other = bench.open("other", workers=(A, B), seconds=1e-3)
+    bench.enqueue(line, "suspect")
+    await settle()
+    ((address, _),) = bench.batches
+    bench.lose(address)
+    bench.join("tcp://c:1")
+    bench.dispatcher.device_ready("other", "1", "tcp://c:1", "cpu", [(1, 1e-3)])
+    # Everything is busy again before the suspect is asked.
+    made = 0
+    answered = 0
+    for _ in range(200):
+        made += 1
+        bench.enqueue(line, *[f"new-{made}-{i}" for i in range(8)], arrived=float(made))
+        bench.enqueue(
+            other, *[f"other-{made}-{i}" for i in range(8)], arrived=float(made)
+        )
+        await settle()
+        if ["suspect"] in [keys for _, keys in bench.batches[1:]]:
+            break
+        bench.answer(answered + 1)
+        answered += 1
+    position = [keys for _, keys in bench.batches].index(["suspect"], 1)
+    device = bench.batches[position][0]
+    (running,) = [
+        b for b in bench.dispatcher.running.batches.values() if b.device.name == device
+    ]
+    assert list(running.requests) == ["suspect"]
+    # Nothing is queued behind it, and nobody is held back once it is answered.
+    bench.answer(position)
+    await settle()
+    assert not bench.dispatcher._reserved
+    assert len([b for b, _ in bench.batches[position + 1 :] if b == device]) >= 1
+
+
+@on_loop
+async def test_a_retry_avoids_the_worker_that_failed_while_another_is_ready():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    (request,) = bench.enqueue(line, "k", tried=frozenset({A}))
+    await settle()
+    assert bench.batches == [(B, ["k"])]
+    bench.answer(failed={"k": None}, keys=[])
+    assert request.tried == {A, B}
+    # Where all have been tried, any is better than none.
+    bench.dispatcher.enqueue(request, line)
+    await settle()
+    assert len(bench.batches) == 2
+
+
+@on_loop
+async def test_a_failed_attempt_is_tried_again_later_and_elsewhere():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    line.retry = RetryPolicy(max_attempts=2, backoff=0.02, jitter=0)
+    (request,) = bench.enqueue(line, "k")
+    await settle()
+    ((address, _),) = bench.batches
+    recovery = bench.dispatcher.recovery
+
+    def give_up() -> None:
+        bench.dispatcher.unassign(request)
+        bench.dispatcher.enqueue(request, line)
+        recovery.attempt_failed(request, line, BatchTimeout, address)
+
+    give_up()
+    bench.dispatcher.wake()
+    await settle()
+    assert request.delayed and len(recovery.delayed) == 1
+    assert len(bench.batches) == 1
+    while len(bench.batches) == 1:
+        await settle()
+    assert bench.batches[1] == ({A: B, B: A}[address], ["k"])
+    assert not request.delayed and not len(recovery.delayed)
+    give_up()
+    assert isinstance(bench.tasks.failed["k"], BatchTimeout)
+    assert bench.tasks.failed["k"].attempts == 2
+
+
+@on_loop
+async def test_requests_that_are_held_back_leave_with_their_deployment():
+    bench = Bench()
+    line = bench.open()
+    line.retry = RetryPolicy(backoff=100, max_backoff=100)
+    gone, closed = bench.enqueue(line, "gone", "closed")
+    for request in (gone, closed):
+        bench.dispatcher.recovery.attempt_failed(request, line, BatchTimeout, A)
+    bench.dispatcher.discard(gone)
+    assert not gone.delayed
+    assert bench.dispatcher.close("m", "1") == [closed]
+    assert not closed.delayed
+    assert len(bench.dispatcher.recovery.delayed) == 0
+
+
+@on_loop
+async def test_a_reservation_ends_with_the_request_it_was_for():
+    bench = Bench()
+    line = bench.open(seconds=1e-3, policy=BatchPolicy(max_batch_size=1))
+    bench.enqueue(line, "running")
+    await settle()
+    (suspect,) = bench.enqueue(line, "suspect", arrived=-1.0, group="g")
+    await settle()
+    assert len(bench.dispatcher._reserved) == 1
+    bench.enqueue(line, "next")
+    bench.dispatcher.discard(suspect)
+    bench.answer(0)
+    await settle()
+    assert bench.batches[-1] == (A, ["next"])
+    assert not bench.dispatcher._reserved
