@@ -21,6 +21,7 @@ from daskinfer.exceptions import (
     UnknownDeployment,
 )
 from daskinfer.failure import load_failure
+from daskinfer.fields import size, timeout_of
 from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
 from daskinfer.options import check_sendable, resource_amounts
@@ -101,6 +102,8 @@ def deploy(
     warmup: Any = None,
     placement: str | type | None = None,
     retry: RetryPolicy | None = None,
+    request_timeout: str | float | None = None,
+    max_queue: int | None = None,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -145,6 +148,13 @@ def deploy(
     retry
         How often a request is tried again after failures of the engine, such as a
         worker that died; None: as :class:`RetryPolicy` does by default.
+    request_timeout
+        Seconds (or ``"2s"``) from its arrival within which a request is answered or
+        fails with :class:`DeadlineExceeded`, wherever it is then; None takes the
+        config. A call's own ``timeout`` goes before it.
+    max_queue
+        How many requests may wait. While so many do, new ones fail at once with
+        :class:`Overloaded`. None takes the config.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -188,6 +198,10 @@ def deploy(
         raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
+    if request_timeout is None:
+        request_timeout = dask.config.get("daskinfer.request-timeout")
+    if max_queue is None:
+        max_queue = dask.config.get("daskinfer.max-queue")
     amounts = resource_amounts(resources)
     if isinstance(model, Model):
         raise TypeError(f"{model!r} is a handle, deployed already")
@@ -217,6 +231,8 @@ def deploy(
             "placement": _placement_path(placement),
             "warmup": _warmup_payload(warmup),
             "retry": (retry or RetryPolicy()).to_message(),
+            "request_timeout": timeout_of("request_timeout", request_timeout),
+            "max_queue": None if max_queue is None else size("max_queue", max_queue),
         },
         timeout if wait else None,
     )

@@ -9,7 +9,7 @@ what to do. All of them pickle.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dask.typing import Key
 from distributed.scheduler import KilledWorker
@@ -49,7 +49,8 @@ class DeployTimeout(InferenceError, TimeoutError):
     """The deployment was not ready on any worker within ``wait_timeout``."""
 
     # RuntimeError's, which is found first, makes no TimeoutError.
-    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+    if not TYPE_CHECKING:
+        __new__ = TimeoutError.__new__
 
 
 class OutputMismatch(InferenceError, ValueError):
@@ -149,7 +150,8 @@ class BatchTimeout(RequestFailed, TimeoutError):
     """A request's batches ran for longer than ``batch_timeout``."""
 
     retryable = True
-    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+    if not TYPE_CHECKING:
+        __new__ = TimeoutError.__new__
 
 
 class DeviceError(RequestFailed):
@@ -172,7 +174,8 @@ class Overloaded(RequestFailed):
 class DeadlineExceeded(RequestFailed, TimeoutError):
     """A request had no answer when its ``timeout`` had passed."""
 
-    __new__ = TimeoutError.__new__  # type: ignore[assignment]
+    if not TYPE_CHECKING:
+        __new__ = TimeoutError.__new__
 
 
 class NoReadyWorker(DeadlineExceeded):
@@ -182,4 +185,5 @@ class NoReadyWorker(DeadlineExceeded):
 class SchedulerLost(RequestFailed, ConnectionError):
     """The scheduler is gone, and with it what was not answered yet."""
 
-    __new__ = ConnectionError.__new__  # type: ignore[assignment]
+    if not TYPE_CHECKING:
+        __new__ = ConnectionError.__new__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import pickle
 from collections.abc import Callable
 from types import TracebackType
@@ -87,6 +88,29 @@ def note_origin(
 
 def _is_ours(note: object) -> bool:
     return isinstance(note, str) and note.startswith(_NOTE)
+
+
+def copied(error: BaseException | None) -> BaseException | None:
+    """Copy an exception, so that raising it does not change the original.
+
+    The traceback of one that is raised holds the frames that it went through, and
+    everything that is in them. One that cannot be copied is returned itself.
+
+    Examples
+    --------
+    >>> error = KeyError("k")
+    >>> copied(error) is error, copied(error)
+    (False, KeyError('k'))
+    """
+    try:
+        again = copy.copy(error)
+    except Exception:
+        return error
+    if again is None or error is None or type(again) is not type(error):
+        return error
+    again.__cause__, again.__context__ = error.__cause__, error.__context__
+    again.__suppress_context__ = error.__suppress_context__
+    return again.with_traceback(error.__traceback__)
 
 
 def dump_failure(error: BaseException) -> Failure:

@@ -74,6 +74,20 @@ def duration(field: str, value: object) -> float | None:
     return seconds
 
 
+def timeout_of(field: str, value: object) -> float | None:
+    """Read a time that must be above 0.
+
+    >>> timeout_of("timeout", 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: timeout must be above 0
+    """
+    seconds = duration(field, value)
+    if seconds == 0:
+        raise ValueError(f"{field} must be above 0")
+    return seconds
+
+
 def given_duration(field: str, value: object) -> float:
     """Read a time that must not be left out."""
     seconds = duration(field, value)

@@ -8,6 +8,7 @@ from distributed import Future
 from distributed.client import FutureState
 
 from daskinfer import transport
+from daskinfer.failure import copied
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -50,12 +51,26 @@ class RequestState(FutureState):
     as with any Dask future.
     """
 
-    __slots__ = ("_arrived", "_place")
+    __slots__ = ("_arrived", "_error", "_place")
 
     def __init__(self, key: Key) -> None:
         super().__init__(key)
         self._arrived: Arrived | None = None
         self._place = 0
+
+    @property
+    def exception(self) -> Any:
+        """Why the request failed, a copy each time.
+
+        The client keeps this state for as long as there is a future of the key. An
+        exception that was raised holds a future in its traceback: kept here, neither
+        would ever go.
+        """
+        return copied(self._error)
+
+    @exception.setter
+    def exception(self, error: Any) -> None:
+        self._error = error
 
     def arrive(self, arrived: Arrived, place: int) -> None:
         """Keep a result until it is fetched."""

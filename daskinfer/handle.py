@@ -168,8 +168,12 @@ class Model:
         workers: str | int | Iterable[str | int] | None = None,
         allow_other_workers: bool = False,
         resources: dict[str, float] | None = None,
+        timeout: str | float | None = None,
     ) -> BoundModel:
         """Bind per-call options, as :meth:`distributed.Client.submit` knows them.
+
+        ``timeout`` is the engine's own: seconds (or ``"2s"``) within which a request
+        is answered or fails with :class:`~daskinfer.DeadlineExceeded`.
 
         Examples
         --------
@@ -185,6 +189,7 @@ class Model:
                 workers=workers,
                 allow_other_workers=allow_other_workers,
                 resources=resources,
+                timeout=timeout,
             ),
         )
 

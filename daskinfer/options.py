@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dask.core import validate_key
 
+from daskinfer.fields import timeout_of
+
 if TYPE_CHECKING:
     from dask.typing import Key
 
@@ -33,6 +35,10 @@ class CallOptions:
         Whether ``workers`` is only a preference.
     resources
         Resources the worker must have declared, such as ``{"NPU": 1}``.
+    timeout
+        Seconds (or ``"2s"``) from the arrival at the scheduler within which the
+        request is answered or fails with :class:`~daskinfer.DeadlineExceeded`; None:
+        as the deployment has it.
     """
 
     key: Key | None = None
@@ -41,6 +47,7 @@ class CallOptions:
     workers: tuple[str | int, ...] | None = None
     allow_other_workers: bool = False
     resources: tuple[tuple[str, float], ...] | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None:
@@ -68,6 +75,7 @@ class CallOptions:
             check_sendable(worker, "workers")
         if self.allow_other_workers and self.workers is None:
             raise ValueError("allow_other_workers needs workers=")
+        object.__setattr__(self, "timeout", timeout_of("timeout", self.timeout))
 
     @classmethod
     def of(
@@ -106,7 +114,11 @@ class CallOptions:
                 wanted[name] = dict(given) if name == "resources" else given
         if wanted.get("workers") is None:
             wanted.pop("allow_other_workers", None)
-        return CallOptions.of(key=self.key, **wanted)
+        timeout = self.timeout
+        if timeout is None:
+            own = annotations.get("daskinfer")
+            timeout = annotated_timeout(own(key) if callable(own) else own)
+        return CallOptions.of(key=self.key, timeout=timeout, **wanted)
 
 
 def resource_amounts(
@@ -137,6 +149,34 @@ def resource_amounts(
             raise ValueError(f"{wanted} {resources!r}")
         check_sendable(name, "resources")
     return tuple(sorted(resources.items()))
+
+
+def annotated_timeout(annotation: object) -> float | None:
+    """Read what ``dask.annotate(daskinfer={"timeout": "2s"})`` has set.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no mapping, or holds anything but a timeout.
+
+    Examples
+    --------
+    >>> annotated_timeout({"timeout": "2s"})
+    2.0
+    """
+    if annotation is None:
+        return None
+    if not isinstance(annotation, Mapping):
+        raise TypeError(
+            'the annotation daskinfer must be a dict such as {"timeout": "2s"}, '
+            f"not {annotation!r}"
+        )
+    unknown = sorted(map(str, annotation.keys() - {"timeout"}))
+    if unknown:
+        raise ValueError(
+            f"the annotation daskinfer has {', '.join(unknown)}; it knows timeout only"
+        )
+    return timeout_of("timeout", annotation.get("timeout"))
 
 
 def check_sendable(value: object, field: str) -> None:

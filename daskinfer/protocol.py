@@ -85,6 +85,7 @@ class SubmitMessage(TypedDict):
     allow_other_workers: bool
     resources: dict[str, float] | None
     inline: int
+    timeout: float | None
 
 
 class RunMessage(TypedDict):

@@ -207,6 +207,7 @@ def _message(model: Model, options: CallOptions, inline: int) -> protocol.Submit
         "allow_other_workers": options.allow_other_workers,
         "resources": None if options.resources is None else dict(options.resources),
         "inline": inline,
+        "timeout": options.timeout,
     }
 
 

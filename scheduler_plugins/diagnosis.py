@@ -9,6 +9,7 @@ from daskinfer.exceptions import UnknownDeployment
 if TYPE_CHECKING:
     from scheduler_plugins.constraint import Constraint
     from scheduler_plugins.line import LaneKey, Line
+    from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
     from scheduler_plugins.taskstate import TaskStates
 
@@ -28,8 +29,16 @@ class Diagnosis:
         self._registry = registry
         self._tasks = tasks
 
-    def problem(self, line: Line) -> str | None:
-        """Why what waits for a version is not served, or None if it is."""
+    def problem(self, line: Line, request: Request | None = None) -> str | None:
+        """Why what waits for a version is not served, or None if it is.
+
+        Parameters
+        ----------
+        line
+            The version.
+        request
+            Who waits; None: the one whose turn it is.
+        """
         try:
             problem = self._registry.problem(line.name, line.version)
         except UnknownDeployment:
@@ -40,8 +49,13 @@ class Diagnosis:
         ready = [address for address in line.devices if address in running]
         if not ready:
             return "every ready worker is paused or closing"
-        for lane in line.queue.oldest(1):
-            constraint = cast("LaneKey", lane.key).constraint
+        constraints = [
+            cast("Constraint", request.constraint)
+            if request is not None
+            else cast("LaneKey", lane.key).constraint
+            for lane in line.queue.oldest(1)
+        ]
+        for constraint in constraints:
             if not any(self._tasks.admits(constraint, address) for address in ready):
                 return self._unsatisfied(constraint)
         return None

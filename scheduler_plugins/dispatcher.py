@@ -12,21 +12,23 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer.wording import counted
+from scheduler_plugins.admission import Admission
 from scheduler_plugins.batching import Send
-from scheduler_plugins.constraint import Constraint
+from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.line import LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
-from scheduler_plugins.queueing import Lane, Request
+from scheduler_plugins.queueing import Request
 from scheduler_plugins.recovery import Recovery
 from scheduler_plugins.reserving import Reservations
 from scheduler_plugins.running import Running
 from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.timer import Timer
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
@@ -38,19 +40,6 @@ logger = logging.getLogger("distributed.inference.dispatcher")
 #: Lanes of one version and constraint looked at per decision. Younger ones get
 #: their turn when the older ones have left.
 _LANES = 32
-#: Moving inputs pays for a lane of its own from this many seconds on.
-_COSTLY_TRANSFER = 0.002
-
-
-@dataclass(slots=True)
-class _Timer:
-    at: float = math.inf
-    handle: asyncio.TimerHandle | None = None
-
-    def cancel(self) -> None:
-        if self.handle is not None:
-            self.handle.cancel()
-        self.at, self.handle = math.inf, None
 
 
 class Dispatcher:
@@ -65,6 +54,8 @@ class Dispatcher:
     report
         Called with a line that has waited for ``warn_after`` seconds without any
         device to go to.
+    expire
+        Called with the requests whose deadline has come.
     priority_age, warn_after
         Seconds; see the configuration.
 
@@ -78,6 +69,7 @@ class Dispatcher:
         tasks: TaskStates,
         send: Callable[[str, Any], None],
         report: Callable[[Line], None],
+        expire: Callable[[list[Key]], None],
         *,
         priority_age: float,
         warn_after: float,
@@ -88,13 +80,16 @@ class Dispatcher:
         self.statistics: dict[str, Statistics] = {}
         self.running = Running(tasks, send, self.link)
         self.recovery = Recovery(tasks, self._requeue)
+        self.deadlines: Deadlines[Key] = Deadlines()
+        self._admission = Admission(tasks)
         self._reserved = Reservations()
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
         self._report = report
+        self._expire = expire
         self._priority_age = priority_age
         self._warn_after = warn_after
         self._woken = False
-        self._timer = _Timer()
+        self._timer = Timer(self.wake)
 
     def __repr__(self) -> str:
         waiting = sum(len(line.queue) for line in self.lines.values())
@@ -185,7 +180,7 @@ class Dispatcher:
     def _push(self, request: Request, line: Line) -> None:
         if request.delayed:
             self.recovery.forget(request)
-        request.lane = self._lane(request)
+        request.lane = self._admission.lane_of(request)
         line.queue.push(request)
         self.wake()
 
@@ -215,6 +210,17 @@ class Dispatcher:
         self.running.done(message, address)
         self.wake()
 
+    def watch(self, key: Key, deadline: float) -> None:
+        """See to it that a request ends in time, whatever it waits for."""
+        self.deadlines.set(key, deadline)
+        if deadline < self._timer.at and not self._woken:
+            self._timer.set(deadline)
+
+    def waiting(self, name: str) -> int:
+        """How many requests of a deployment wait for a batch, of all versions."""
+        lines = [line for line in self.lines.values() if line.name == name]
+        return sum(len(line.queue) + line.delayed for line in lines)
+
     def clear(self) -> None:
         """Forget all requests and batches; what is deployed stays."""
         self.running.clear()
@@ -222,6 +228,7 @@ class Dispatcher:
             for request in line.queue.requests():
                 line.queue.discard(request)
         self.recovery.clear()
+        self.deadlines.clear()
         self._timer.cancel()
 
     def waiting_seconds(self) -> float:
@@ -245,6 +252,7 @@ class Dispatcher:
     def _pump(self) -> None:
         self._woken = False
         self._timer.cancel()
+        self._end_late()
         self.running.drop_unwanted()
         self.recovery.release(monotonic())
         running = set(self.tasks.running())
@@ -269,9 +277,16 @@ class Dispatcher:
                 if not self._reserved.release():
                     break
             busy = [line for line in busy if line.queue.count]
-        wake_at = min(wake_at, self.recovery.delayed.next())
-        if wake_at < math.inf:
-            self._arm(wake_at)
+        wake_at = min(wake_at, self.recovery.delayed.next(), self.deadlines.next())
+        self._timer.set(wake_at)
+
+    def _end_late(self) -> None:
+        late = self.deadlines.expired(monotonic())
+        if late:
+            try:
+                self._expire(late)
+            except Exception:
+                logger.exception("%d requests could not be ended in time", len(late))
 
     def _try(self, line: Line, running: set[str], now: float) -> tuple[bool, float]:
         """Send one batch of a version, or tell when to try again."""
@@ -281,7 +296,7 @@ class Dispatcher:
         for lane in line.queue.oldest(_LANES):
             head = lane.head()
             assert head is not None
-            devices = self._admitted(lane, ready)
+            devices = self._admission.devices(lane, ready)
             if not devices:
                 continue
             starving = False
@@ -292,7 +307,7 @@ class Dispatcher:
                 waiting=lane.rows,
                 oldest=head.arrived,
                 devices=devices,
-                transfer=self._transfer(head) if head.has_dependencies else None,
+                transfer=self._admission.transfer(head),
                 alone=isolated,
             )
             if isinstance(decision, Send):
@@ -329,47 +344,5 @@ class Dispatcher:
             line.starved_since = math.inf  # told once, until something changes
         return math.inf
 
-    def _admitted(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
-        key = cast(LaneKey, lane.key)
-        admitted = self._allowed(key.constraint, ready)
-        if key.tried:
-            fresh = [device for device in admitted if device.name not in key.tried]
-            return fresh or admitted
-        return admitted
-
-    def _allowed(
-        self, constraint: Constraint, ready: list[DeviceLoad]
-    ) -> list[DeviceLoad]:
-        if constraint.anywhere:
-            return ready
-        allowed = [d for d in ready if self.tasks.admits(constraint, d.name)]
-        if not allowed and constraint.preferred_only:
-            return [
-                d for d in ready if self.tasks.declares(d.name, constraint.resources)
-            ]
-        return allowed
-
-    def _transfer(self, head: Request) -> Callable[[DeviceLoad], float]:
-        bandwidth = self.tasks.bandwidth
-        return lambda device: (
-            self.tasks.missing_bytes(head.key, device.name) / bandwidth
-        )
-
-    def _lane(self, request: Request) -> LaneKey:
-        """Who may share a pass with a request."""
-        home = None
-        if request.has_dependencies and request.group is None:
-            costly = _COSTLY_TRANSFER * self.tasks.bandwidth
-            home = self.tasks.home(request.key, costly)
-        constraint = cast(Constraint, request.constraint)
-        return LaneKey(
-            request.signature, constraint, home, request.group, request.tried
-        )
-
     def _busy(self) -> list[Line]:
         return [line for line in self.lines.values() if line.queue.count]
-
-    def _arm(self, at: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer.at = at
-        self._timer.handle = loop.call_later(max(at - monotonic(), 0), self.wake)

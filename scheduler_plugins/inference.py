@@ -11,16 +11,15 @@ import dask
 from dask.typing import Key
 from dask.utils import parse_timedelta
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.metrics import monotonic
 from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
-from daskinfer.exceptions import InferenceError
 from daskinfer.wording import counted
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
 from scheduler_plugins.intake import Intake
+from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
@@ -99,13 +98,13 @@ class InferencePlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.tasks = TaskStates(scheduler)
         self.registry = Registry()
-        self._doomed: list[Request] = []
         self._leaving: set[str] = set()
         self._interval = config.seconds("send-interval") or 0.0
         self.dispatcher = Dispatcher(
             self.tasks,
             scheduler.worker_send,
             self._report_starving,
+            self._expire,
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
         )
@@ -115,15 +114,22 @@ class InferencePlugin(SchedulerPlugin):
             self.requests.__contains__,
             config.nbytes("gather.small-limit"),
         )
-        self.intake = Intake(
+        self.diagnosis = Diagnosis(self.registry, self.tasks)
+        self.lifecycle = Lifecycle(
             self.tasks,
             self.registry,
             self.requests,
-            self.dispatcher.statistics,
+            self.dispatcher,
+            self.diagnosis,
+            scheduler.loop.add_callback,
+        )
+        self.intake = Intake(
+            self.tasks,
+            self.registry,
+            self.lifecycle,
             self.fetching.clients,
             self._interval,
         )
-        self.diagnosis = Diagnosis(self.registry, self.tasks)
         self.service = Service(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
         scheduler.stream_handlers.update(
@@ -178,65 +184,8 @@ class InferencePlugin(SchedulerPlugin):
     ) -> None:
         """Follow what Dask does with the requests."""
         request = self.requests.get(key)
-        if request is None:
-            return
-        self.dispatcher.discard(request)
-        if request.batch is not None and start == "processing":
-            self.dispatcher.unassign(request)
-        if finish == "no-worker":
-            self._wait(request)
-        elif finish in ("memory", "erred"):
-            self._end(request, succeeded=finish == "memory")
-        elif finish == "forgotten":
-            del self.requests[key]
-            if not request.ended and request.counts is not None:
-                request.counts.cancelled += 1
-
-    def _wait(self, request: Request) -> None:
-        if request.ended:
-            request.renew(monotonic())
-        try:
-            if request.error is not None:
-                raise request.error
-            line = self._line_of(request)
-        except Exception as error:
-            request.error = error
-            self._doomed.append(request)
-            if len(self._doomed) == 1:
-                # Not from within a transition of the same task.
-                self.scheduler.loop.add_callback(self._fail_doomed)
-        else:
-            if request.counts is not line.counts:
-                # It outlived the deployment it was sent to; this one serves it now.
-                request.arrived_at(line.counts)
-            self.dispatcher.enqueue(request, line)
-
-    def _line_of(self, request: Request) -> Line:
-        version = self.registry.version(request.name, request.pinned)
-        return self.dispatcher.lines[request.name, version.version]
-
-    def _end(self, request: Request, *, succeeded: bool) -> None:
-        counts = request.counts
-        request.ended = True
-        if counts is None:
-            return
-        now = monotonic()
-        if succeeded:
-            counts.succeeded([now - request.arrived], now)
-        else:
-            counts.failures += 1
-
-    def _fail_doomed(self) -> None:
-        doomed, self._doomed = self._doomed, []
-        for request in doomed:
-            if request.error is not None:
-                self.tasks.fail_parked([request.key], request.error, _STIMULUS)
-                # A retry of the user's shall find out anew.
-                request.error = None
-
-    def fail_waiting(self, requests: list[Request], error: InferenceError) -> None:
-        """Fail requests that can never be served."""
-        self.tasks.fail_parked([r.key for r in requests], error, _STIMULUS)
+        if request is not None:
+            self.lifecycle.moved(request, start, finish)
 
     # Workers
 
@@ -333,8 +282,7 @@ class InferencePlugin(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         """Forget all requests; what is deployed stays, and is loaded again."""
         self.dispatcher.clear()
-        self.requests.clear()
-        self._doomed.clear()
+        self.lifecycle.clear()
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
@@ -350,6 +298,9 @@ class InferencePlugin(SchedulerPlugin):
         )
         busy = len(self.dispatcher.running.workers())
         return max(busy, -int(-waiting // target))
+
+    def _expire(self, keys: list[Key]) -> None:
+        self.lifecycle.expire(keys)
 
     def _report_starving(self, line: Line) -> None:
         count = len(line.queue)

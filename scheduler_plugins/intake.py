@@ -9,15 +9,17 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer import payload, protocol
+from daskinfer.exceptions import UnknownDeployment
 from daskinfer.handle import Model
+from daskinfer.options import annotated_timeout
 from daskinfer.wording import counted
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.taskstate import NewTask
 
 if TYPE_CHECKING:
+    from scheduler_plugins.lifecycle import Lifecycle
     from scheduler_plugins.registry import Registry
-    from scheduler_plugins.statistics import Statistics
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.intake")
@@ -32,10 +34,8 @@ class Intake:
         Dask's side of the requests.
     registry
         What is deployed.
-    requests
-        Takes in every request; whoever sees its task go takes it out again.
-    statistics
-        Counts arrivals, by deployment.
+    lifecycle
+        Follows every request from then on.
     clients
         Takes in the clients that have sent requests.
     interval
@@ -46,27 +46,25 @@ class Intake:
         self,
         tasks: TaskStates,
         registry: Registry,
-        requests: dict[Key, Request],
-        statistics: dict[str, Statistics],
+        lifecycle: Lifecycle,
         clients: set[str],
         interval: float,
     ) -> None:
-        self.requests = requests
+        self._lifecycle = lifecycle
         self._clients = clients
         self._tasks = tasks
         self._registry = registry
-        self._statistics = statistics
         self._interval = interval
 
     def __repr__(self) -> str:
-        return f"<Intake requests: {len(self.requests)}>"
+        return f"<Intake to {self._lifecycle!r}>"
 
     def take_graph(self, client: str, tasks: list[Key]) -> None:
         """Catch the requests in a graph before Dask places them."""
         now = monotonic()
         for key in tasks:
             model = self._tasks.model_of(key)
-            if model is None or key in self.requests:
+            if model is None or self._lifecycle.knows(key):
                 continue
             request = Request(
                 key, model.name, model.version, now, self._tasks.priority(key)
@@ -74,12 +72,13 @@ class Intake:
             self._clients.add(client)
             request.has_dependencies = self._tasks.has_dependencies(key)
             request.constraint = ANYWHERE
-            self._register(request)
             try:
                 request.constraint = self._tasks.park(key)
+                request.timeout = self._timeout_of(request)
                 self._measure(request)
             except Exception as error:
                 request.error = error
+            self._lifecycle.arrived(request)
 
     def take(self, client: str, keys: list[Key], message: dict[str, Any]) -> None:
         """Take in requests of the fast path, or tell the client why not."""
@@ -106,9 +105,12 @@ class Intake:
         allow_other_workers: bool,
         resources: dict[str, float] | None,
         inline: int,
+        timeout: float | None,
         client: str,
     ) -> None:
         now = monotonic()
+        if timeout is None:
+            timeout = self._request_timeout(name)
         stimulus_id = f"daskinfer-submit-{now}"
         self._clients.add(client)
         self._tasks.tune_client_stream(client, self._interval)
@@ -135,7 +137,8 @@ class Intake:
             )
             request.has_dependencies = i in dependencies
             request.constraint = constraint
-            self._register(request)
+            request.timeout = timeout
+            self._lifecycle.arrived(request)
         self._tasks.start(wanted, stimulus_id)
 
     def _constraint(
@@ -150,9 +153,17 @@ class Intake:
         amounts = tuple(sorted((resources or {}).items()))
         return Constraint(addresses, hosts, amounts, preferred_only)
 
-    def _register(self, request: Request) -> None:
-        self.requests[request.key] = request
-        request.arrived_at(self._statistics.get(request.name))
+    def _timeout_of(self, request: Request) -> float | None:
+        annotated = annotated_timeout(self._tasks.annotation(request.key, "daskinfer"))
+        if annotated is not None:
+            return annotated
+        return self._request_timeout(request.name)
+
+    def _request_timeout(self, name: str) -> float | None:
+        try:
+            return self._registry.deployment(name).request_timeout
+        except UnknownDeployment:
+            return None  # the request fails so when it waits
 
     def _measure(self, request: Request) -> None:
         """Find out what a request of a graph may share a pass with."""

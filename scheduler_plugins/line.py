@@ -56,8 +56,10 @@ class Batch:
 class Line:
     """One deployment version: who waits for it, and how its batches are made.
 
-    ``served`` is the device time in seconds it was given, the measure by which
-    deployments take turns. ``counts`` are the deployment's, of all its versions.
+    ``in_flight`` counts its batches under way, ``delayed`` the requests that are held
+    back until their next attempt. ``served`` is the device time in seconds it was
+    given, the measure by which deployments take turns. ``counts`` are the
+    deployment's, of all its versions.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Line:
         self.device_class = ""  # of the latest device
         self.served = 0.0
         self.in_flight = 0
+        self.delayed = 0
         self.starved_since: float | None = None
 
     def __repr__(self) -> str:

@@ -74,6 +74,8 @@ class Request:
         Workers on which it has failed, to be avoided.
     delayed
         Whether it is held back until its next attempt.
+    timeout
+        Seconds from its arrival within which it is to be answered; None: any time.
     """
 
     key: Key
@@ -103,6 +105,7 @@ class Request:
     group: Hashable | None = None
     tried: frozenset[str] = frozenset()
     delayed: bool = False
+    timeout: float | None = None
     _entry: _Entry | None = field(default=None, repr=False)
 
     @property

@@ -136,7 +136,9 @@ class Recovery:
     def _hold_back(self, request: Request, line: Line, until: float) -> None:
         if request.queue is not None:
             request.queue.discard(request)
-        request.delayed = True
+        if not request.delayed:
+            request.delayed = True
+            line.delayed += 1
         self._held[request.key] = request, line
         self.delayed.set(request.key, until)
 
@@ -147,20 +149,21 @@ class Recovery:
     def release(self, now: float) -> None:
         """Let those wait again whose time has come."""
         for key in self.delayed.expired(now):
-            request, line = self._held.pop(key)
-            request.delayed = False
+            request, line = self._held[key]
+            self.forget(request)
             self._requeue(request, line)
 
     def forget(self, request: Request) -> None:
         """A request is held back no longer."""
+        _, line = self._held.pop(request.key)
         request.delayed = False
-        self._held.pop(request.key, None)
+        line.delayed -= 1
         self.delayed.discard(request.key)
 
     def clear(self) -> None:
         """Forget all requests."""
-        self._held.clear()
-        self.delayed.clear()
+        for request, _ in list(self._held.values()):
+            self.forget(request)
 
     # The end
 

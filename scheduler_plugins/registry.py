@@ -95,6 +95,8 @@ class Deployment:
     placement: str
     active: str
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    request_timeout: float | None = None
+    max_queue: int | None = None
     versions: dict[str, Version] = field(default_factory=dict)
 
     def __repr__(self) -> str:

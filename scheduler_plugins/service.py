@@ -68,6 +68,8 @@ class Service:
         placement: str,
         warmup: protocol.Payload | None,
         retry: dict[str, Any],
+        request_timeout: float | None,
+        max_queue: int | None,
         client: str,
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
@@ -80,6 +82,8 @@ class Service:
             placement,
             version,
             RetryPolicy.from_message(retry),
+            request_timeout,
+            max_queue,
         )
         made = Version(name, version, artifact["digest"], artifact, warmup)
         try:
@@ -153,7 +157,7 @@ class Service:
         )
         for version in deployment.versions.values():
             waiting = plugin.dispatcher.close(name, version.version)
-            plugin.fail_waiting(waiting, gone)
+            plugin.lifecycle.fail_waiting(waiting, gone)
             for address in version.replicas:
                 message: protocol.UnloadMessage = {
                     "op": protocol.UNLOAD,

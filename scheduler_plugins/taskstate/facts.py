@@ -88,6 +88,10 @@ class Facts:
         priority = self.scheduler.tasks[key].priority
         return -float(priority[0]) if priority else 0.0
 
+    def annotation(self, key: Key, name: str) -> Any:
+        """What :func:`dask.annotate` has set around a task; None if nothing."""
+        return (self.scheduler.tasks[key].annotations or {}).get(name)
+
     def is_parked(self, key: Key) -> bool:
         """Whether a request waits for nothing but a worker."""
         ts = self.scheduler.tasks.get(key)

@@ -79,6 +79,8 @@ class TaskStates(Arriving, Failing):
                 continue
             if stealing is not None:
                 stealing.remove_key_from_stealable(ts)
+                # Where it would stay until one of its kind succeeds, perhaps for ever.
+                stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)
             # Requests take no task slot. Counted as if they did, the user's own
             # tasks would be held back until all inference has ended.
             ws.add_to_long_running(ts)

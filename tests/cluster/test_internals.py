@@ -173,6 +173,10 @@ async def test_scheduler_and_worker_have_the_parts_in_use(c, s, a):
         "work stealing cannot be told to leave a task alone",
     )
     require(
+        hasattr(s.extensions.get("stealing"), "unknown_durations"),
+        "work stealing keeps tasks of unknown duration elsewhere",
+    )
+    require(
         hasattr(s.extensions.get("spans"), "observe_tasks"),
         "tasks cannot be added to spans",
     )

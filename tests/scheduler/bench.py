@@ -101,12 +101,14 @@ class Bench:
         self.sent: list[tuple[str, Any]] = []
         self.seconds: dict[str, float] = {}
         self.reported: list[Line] = []
+        self.late: list[Any] = []
         #: What a test has noted as answered.
         self.answered: list[Any] = []
         self.dispatcher = Dispatcher(
             self.tasks,  # type: ignore[arg-type]
             lambda address, message: self.sent.append((address, message)),
             self.reported.append,
+            self.late.extend,
             priority_age=1.0,
             warn_after=warn_after,
         )

@@ -1,0 +1,77 @@
+"""Which requests may share a forward pass, and which devices may run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from scheduler_plugins.line import LaneKey
+
+if TYPE_CHECKING:
+    from scheduler_plugins.constraint import Constraint
+    from scheduler_plugins.load import DeviceLoad
+    from scheduler_plugins.queueing import Lane, Request
+    from scheduler_plugins.taskstate import TaskStates
+
+#: Moving inputs pays for a lane of its own from this many seconds on.
+_COSTLY_TRANSFER = 0.002
+
+
+class Admission:
+    """Sorts requests into lanes, and finds the devices that a lane may use.
+
+    Parameters
+    ----------
+    tasks
+        Knows where inputs are and what workers have.
+    """
+
+    def __init__(self, tasks: TaskStates) -> None:
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<Admission by {self._tasks!r}>"
+
+    def lane_of(self, request: Request) -> LaneKey:
+        """Who may share a pass with a request."""
+        home = None
+        if request.has_dependencies and request.group is None:
+            costly = _COSTLY_TRANSFER * self._tasks.bandwidth
+            home = self._tasks.home(request.key, costly)
+        return LaneKey(
+            request.signature,
+            cast("Constraint", request.constraint),
+            home,
+            request.group,
+            request.tried,
+        )
+
+    def devices(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
+        """The devices that a lane may use; where it has failed only if no others."""
+        key = cast(LaneKey, lane.key)
+        allowed = self._allowed(key.constraint, ready)
+        if not key.tried:
+            return allowed
+        fresh = [device for device in allowed if device.name not in key.tried]
+        return fresh or allowed
+
+    def _allowed(
+        self, constraint: Constraint, ready: list[DeviceLoad]
+    ) -> list[DeviceLoad]:
+        if constraint.anywhere:
+            return ready
+        allowed = [d for d in ready if self._tasks.admits(constraint, d.name)]
+        if not allowed and constraint.preferred_only:
+            return [
+                d for d in ready if self._tasks.declares(d.name, constraint.resources)
+            ]
+        return allowed
+
+    def transfer(self, head: Request) -> Callable[[DeviceLoad], float] | None:
+        """Seconds that moving a request's inputs to a device takes; None: no time."""
+        if not head.has_dependencies:
+            return None
+        bandwidth = self._tasks.bandwidth
+        return lambda device: (
+            self._tasks.missing_bytes(head.key, device.name) / bandwidth
+        )

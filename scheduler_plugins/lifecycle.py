@@ -1,0 +1,203 @@
+"""What happens to a request between its arrival and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from dask.typing import Key
+from distributed.metrics import monotonic
+
+from daskinfer.exceptions import DeadlineExceeded, NoReadyWorker, Overloaded
+
+if TYPE_CHECKING:
+    from daskinfer.exceptions import InferenceError
+    from scheduler_plugins.diagnosis import Diagnosis
+    from scheduler_plugins.dispatcher import Dispatcher
+    from scheduler_plugins.line import Line
+    from scheduler_plugins.queueing import Request
+    from scheduler_plugins.registry import Registry
+    from scheduler_plugins.taskstate import TaskStates
+
+_STIMULUS = "daskinfer"
+
+
+class Lifecycle:
+    """Lets requests wait, turns them away, and ends them in time.
+
+    Parameters
+    ----------
+    tasks
+        Dask's side of the requests.
+    registry
+        What is deployed.
+    requests
+        Every request whose task exists.
+    dispatcher
+        Has them run.
+    diagnosis
+        Knows why one is not served.
+    call_soon
+        Calls a function on the event loop, after the transition at hand.
+
+    Attributes
+    ----------
+    doomed
+        Requests that are about to fail, each with its ``error``.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskStates,
+        registry: Registry,
+        requests: dict[Key, Request],
+        dispatcher: Dispatcher,
+        diagnosis: Diagnosis,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.doomed: list[Request] = []
+        self._tasks = tasks
+        self._registry = registry
+        self._requests = requests
+        self._dispatcher = dispatcher
+        self._diagnosis = diagnosis
+        self._call_soon = call_soon
+
+    def __repr__(self) -> str:
+        return f"<Lifecycle requests: {len(self._requests)}>"
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._requests.clear()
+        self.doomed.clear()
+
+    def knows(self, key: Key) -> bool:
+        """Whether a key is that of a request."""
+        return key in self._requests
+
+    def arrived(self, request: Request) -> None:
+        """A request is there; it may have to wait for its inputs first."""
+        self._requests[request.key] = request
+        request.arrived_at(self._dispatcher.statistics.get(request.name))
+        self._set_deadline(request)
+
+    def moved(self, request: Request, start: str, finish: str) -> None:
+        """Dask has moved a request's task from one state to another."""
+        dispatcher = self._dispatcher
+        dispatcher.discard(request)
+        if request.batch is not None and start == "processing":
+            dispatcher.unassign(request)
+        if finish == "no-worker":
+            self._wait(request)
+        elif finish in ("memory", "erred"):
+            self._end(request, succeeded=finish == "memory")
+        elif finish == "forgotten":
+            del self._requests[request.key]
+            dispatcher.deadlines.discard(request.key)
+            if not request.ended and request.counts is not None:
+                request.counts.cancelled += 1
+
+    # Waiting
+
+    def _wait(self, request: Request) -> None:
+        if request.ended:
+            request.renew(monotonic())
+            self._set_deadline(request)
+        try:
+            if request.error is not None:
+                raise request.error
+            line = self._line_of(request)
+            if not request.dispatched:
+                self._turn_away_above_limit(request)
+        except Exception as error:
+            request.error = error
+            self.doomed.append(request)
+            if len(self.doomed) == 1:
+                # Not from within a transition of the same task.
+                self._call_soon(self._fail_doomed)
+        else:
+            if request.counts is not line.counts:
+                # It outlived the deployment it was sent to; this one serves it now.
+                request.arrived_at(line.counts)
+            self._dispatcher.enqueue(request, line)
+
+    def _line_of(self, request: Request) -> Line:
+        version = self._registry.version(request.name, request.pinned)
+        return self._dispatcher.lines[request.name, version.version]
+
+    def _turn_away_above_limit(self, request: Request) -> None:
+        limit = self._registry.deployment(request.name).max_queue
+        if limit is not None and self._dispatcher.waiting(request.name) >= limit:
+            raise Overloaded(
+                f"{request.name!r} has {limit} requests waiting, as many as max_queue "
+                "allows: send this one again later, or add workers",
+                name=request.name,
+            )
+
+    # The end
+
+    def _end(self, request: Request, *, succeeded: bool) -> None:
+        request.ended = True
+        self._dispatcher.deadlines.discard(request.key)
+        counts = request.counts
+        if counts is None:
+            return
+        now = monotonic()
+        if succeeded:
+            counts.succeeded([now - request.arrived], now)
+        else:
+            counts.failures += 1
+
+    def _fail_doomed(self) -> None:
+        doomed, self.doomed = self.doomed, []
+        failing: list[tuple[Key, Exception]] = []
+        for request in doomed:
+            if request.error is not None:
+                failing.append((request.key, request.error))
+                # A retry of the user's shall find out anew.
+                request.error = None
+        for keys, error in _alike(failing):
+            self._tasks.fail_parked(keys, error, _STIMULUS)
+
+    def fail_waiting(self, requests: list[Request], error: InferenceError) -> None:
+        """Fail requests that can never be served."""
+        self._tasks.fail_parked([r.key for r in requests], error, _STIMULUS)
+
+    # Deadlines
+
+    def _set_deadline(self, request: Request) -> None:
+        if request.timeout is not None:
+            at = request.arrived + request.timeout
+            self._dispatcher.watch(request.key, at)
+
+    def expire(self, keys: list[Key]) -> None:
+        """The deadline of requests has come: they fail wherever they are."""
+        late = [(key, self._too_late(self._requests[key])) for key in keys]
+        for group, error in _alike(late):
+            self._tasks.fail(group, error, f"{_STIMULUS}-expired")
+
+    def _too_late(self, request: Request) -> DeadlineExceeded:
+        passed = f"the timeout of {request.timeout:g} s for {request.name!r} has passed"
+        where = "while its inputs were computed"
+        batch = self._dispatcher.running.batches.get(request.batch or "")
+        if batch is not None:
+            where = f"while it was running on {batch.device.name}"
+        elif request.waiting or request.delayed:
+            where = "while it waited in the queue"
+            problem = self._diagnosis.problem(self._line_of(request), request)
+            if problem is not None:
+                return NoReadyWorker(f"{passed}: {problem}", name=request.name)
+        return DeadlineExceeded(
+            f"{passed} {where}: allow more time, or add workers", name=request.name
+        )
+
+
+def _alike(
+    failing: Iterable[tuple[Key, Exception]],
+) -> Iterable[tuple[list[Key], Exception]]:
+    """Requests that fail for the same reason share one exception: it is pickled."""
+    groups: dict[tuple[type, str], tuple[list[Key], Exception]] = {}
+    for key, error in failing:
+        kind = (type(error), repr(error.args))
+        groups.setdefault(kind, ([], error))[0].append(key)
+    return groups.values()
