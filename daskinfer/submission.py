@@ -27,6 +27,7 @@ from daskinfer import config, payload, protocol, transport
 from daskinfer.future import request_future, results_arrived
 from daskinfer.installation import install, is_installed
 from daskinfer.options import CallOptions
+from daskinfer.streams import tune
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -66,7 +67,7 @@ class Submitter:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._interval = config.seconds("send-interval")
+        self._interval = config.seconds("send-interval") or 0.0
         self._inline_limit = config.nbytes("client.inline-limit")
         self._inline = config.nbytes("gather.inline-limit")
         # 20 + 12 hex digits look like one token to Dask, which then groups all
@@ -186,7 +187,7 @@ class Submitter:
         stream = self.client.scheduler_comm
         # A reconnect makes a new stream, with Dask's own interval again.
         if stream is not None and stream.interval != self._interval:
-            stream.interval = self._interval
+            tune(stream, self._interval)
         for message in parcel.values():
             self.client._send_to_scheduler_safe(message)
 

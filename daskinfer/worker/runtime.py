@@ -16,6 +16,7 @@ from distributed.protocol.serialize import to_serialize
 from daskinfer import config, protocol, transport
 from daskinfer.exceptions import InferenceError
 from daskinfer.failure import dump_failure
+from daskinfer.streams import tune
 from daskinfer.wording import counted
 from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
@@ -120,7 +121,7 @@ class InferenceRuntime(WorkerPlugin):
             }
         )
         worker.handlers[protocol.FETCH] = self.fetch
-        worker.batched_stream.interval = config.seconds("send-interval")
+        tune(worker.batched_stream, config.seconds("send-interval") or 0.0)
         worker._ongoing_background_tasks.call_soon(self._say_hello)
 
     def teardown(self, worker: Worker) -> None:

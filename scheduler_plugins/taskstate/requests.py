@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from daskinfer.streams import tune
 from scheduler_plugins.answers import Answers
 from scheduler_plugins.taskstate import guards
 from scheduler_plugins.taskstate.arriving import PARKED, Arriving
@@ -40,11 +41,11 @@ class TaskStates(Arriving, Failing):
 
     def tune_stream(self, address: str, interval: float) -> None:
         """Shorten the interval in which messages to a worker are collected."""
-        guards.tune(self.scheduler.stream_comms.get(address), interval)
+        tune(self.scheduler.stream_comms.get(address), interval)
 
     def tune_client_stream(self, client: str, interval: float) -> None:
         """Shorten the interval in which messages to a client are collected."""
-        guards.tune(self.scheduler.client_comms.get(client), interval)
+        tune(self.scheduler.client_comms.get(client), interval)
 
     def dispatch(
         self, keys: Sequence[Key], address: str, stimulus_id: str
