@@ -6,7 +6,7 @@ exist; when its batch is sent it is moved to ``processing`` on the chosen worker
 Dask's own transition, whose compute-task message is thrown away; when the batch is
 answered it goes to ``memory``, again by Dask's own transition. So whatever Dask
 does with tasks (progress bars, task streams, cancellation, recomputing what a dead
-worker held, ``KilledWorker``) works for requests too.
+worker held) works for requests too.
 
 ``facts``
     what is read: tasks, workers, who holds what

@@ -26,6 +26,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self.workers = [A, B]
+        self.paused: set[str] = set()
         self.run_ids: dict[Any, int] = {}
         self.retries: dict[Any, int] = {}
         self.unpicklable: set[Any] = set()
@@ -36,7 +37,7 @@ class Tasks:
         self.bytes_away_from: dict[str, int] = {}
 
     def running(self) -> list[str]:
-        return self.workers
+        return [address for address in self.workers if address not in self.paused]
 
     def admits(self, constraint: Constraint, address: str) -> bool:
         return constraint.workers is None or address in constraint.workers
