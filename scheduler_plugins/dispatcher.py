@@ -286,7 +286,8 @@ class Dispatcher:
             try:
                 self._expire(late)
             except Exception:
-                logger.exception("%d requests could not be ended in time", len(late))
+                told = counted(len(late), "request")
+                logger.exception("%s could not be ended in time", told)
 
     def _try(self, line: Line, running: set[str], now: float) -> tuple[bool, float]:
         """Send one batch of a version, or tell when to try again."""

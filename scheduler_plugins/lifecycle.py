@@ -9,6 +9,7 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer.exceptions import DeadlineExceeded, NoReadyWorker, Overloaded
+from daskinfer.wording import counted
 
 if TYPE_CHECKING:
     from daskinfer.exceptions import InferenceError
@@ -129,8 +130,8 @@ class Lifecycle:
         limit = self._registry.deployment(request.name).max_queue
         if limit is not None and self._dispatcher.waiting(request.name) >= limit:
             raise Overloaded(
-                f"{request.name!r} has {limit} requests waiting, as many as max_queue "
-                "allows: send this one again later, or add workers",
+                f"{request.name!r} has {counted(limit, 'request')} waiting, as many as "
+                "max_queue allows: send this one again later, or add workers",
                 name=request.name,
             )
 

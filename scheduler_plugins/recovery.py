@@ -11,6 +11,7 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer.exceptions import RequestFailed, WorkerLost
+from daskinfer.wording import counted
 from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.retrying import Fail
@@ -72,12 +73,11 @@ class Recovery:
     def _charge_batch(self, batch: Batch, requests: Sequence[Request]) -> None:
         alone = len(batch.run_ids) == 1
         logger.warning(
-            "%s died while it ran batch %s of %r, which had %d request%s",
+            "%s died while it ran batch %s of %r, which had %s",
             batch.device.name,
             batch.batch_id,
             batch.line.name,
-            len(batch.run_ids),
-            "" if alone else "s",
+            counted(len(batch.run_ids), "request"),
         )
         for request in requests:
             request.charges += 1
@@ -182,7 +182,7 @@ class Recovery:
 
 
 def _told(kind: type[RequestFailed], request: Request, line: Line, address: str) -> str:
-    times = "once" if request.charges == 1 else f"{request.charges} times"
+    times = counted(request.charges, "time")
     if kind is WorkerLost:
         alone = "" if request.charges == request.solo else f", {request.solo} alone"
         return (

@@ -84,6 +84,24 @@ async def test_what_comes_back_from_a_lost_worker_is_not_turned_away(c, s, a, b)
         assert np.array_equal(await future, row(2 * i))
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_was_answered_and_lost_is_not_turned_away(c, s, a, b):
+    probe = Probe()
+    model = await deploy(c, probe, max_batch_size=1, warmup=ONE, max_queue=3)
+    lost = model.options(workers=[a.address], allow_other_workers=True).submit(row(9))
+    await wait(lost)
+    probe.close()
+    ahead = model.options(workers=[b.address]).map([row(0), row(1)])
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
+    waiting = model.options(workers=[b.address]).map([row(2), row(3), row(4)])
+    await queued(s, 3)
+    await s.remove_worker(a.address, stimulus_id="test", close=False)
+    await queued(s, 4)
+    probe.open()
+    assert np.array_equal(await lost, row(18))
+    await wait([*ahead, *waiting])
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "many"])
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_bad_limits_are_refused(c, s, a, limit):
