@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 
@@ -13,7 +14,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import OutputMismatch
-from scheduler_plugins import dispatcher
+from scheduler_plugins import running
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
@@ -28,7 +29,7 @@ def rows(count: int, value: float = 0.0, columns: int = 1) -> np.ndarray:
 async def held_back(scheduler, count):
     """Wait until so many requests are held and the batcher has set its alarm."""
     await queued(scheduler, count)
-    await until(lambda: engine(scheduler).dispatcher._timer.handle is not None)
+    await until(lambda: engine(scheduler).dispatcher._timer.at < math.inf)
 
 
 class Constant:
@@ -85,9 +86,9 @@ async def test_a_wait_goes_by_a_clock_that_nobody_sets(c, s, a, monkeypatch):
     await held_back(s, 1)
     alarm = engine(s).dispatcher._timer.at
     # Somebody sets the host's clock, a day forwards.
-    real = dispatcher.time
+    real = running.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400)
-    monkeypatch.setattr(dispatcher, "time", lambda: real() + 86_400)
+    monkeypatch.setattr(running, "time", lambda: real() + 86_400)
     futures.append(model.submit(ONE))
     await held_back(s, 2)
     assert engine(s).dispatcher._timer.at == pytest.approx(alarm, abs=1e-3)
