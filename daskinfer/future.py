@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from daskinfer.protocol import Pack
 
+    _Future = Future[Any]
+else:
+    # Not generic in the older versions of Dask.
+    _Future = Future
+
 #: Where a value is not, or not any more.
 NOTHING: Any = object()
 
@@ -84,7 +89,7 @@ class RequestState(FutureState):
         return arrived.take(self._place)
 
 
-class RequestFuture(Future[Any]):
+class RequestFuture(_Future):
     """A Dask future that needs no round trip for a small result.
 
     Pickled, it is a plain Dask future.
