@@ -3,8 +3,9 @@
 The scheduler cannot see which request of a batch took its worker with it. So the
 batch comes back as groups that run as batches of their own; a group that dies
 is divided again, until the request that did it is alone. That costs one worker for
-the batch, and one more for each level of groups: ``1 + ceil(log8(n))`` deaths for one
-such request among n, in O(k log n) passes for k of them.
+the batch, one more for each level of groups, and one to be sure: ``2 + ceil(log8(n))``
+deaths for one such request among n, in O(k log n) passes for k of them. Before it is
+charged at all, up to ``BYSTANDER_LIMIT`` more may die of it.
 
 Pure.
 """

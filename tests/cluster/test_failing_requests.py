@@ -43,7 +43,7 @@ async def test_a_future_whose_exception_was_raised_is_released(c, s, a):
 
 
 @pytest.mark.parametrize(
-    "count", [150, pytest.param(5_000, marks=pytest.mark.slow)], ids=["some", "many"]
+    "count", [150, pytest.param(2_000, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 @gen_cluster(
     client=True,

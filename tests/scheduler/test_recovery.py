@@ -269,3 +269,29 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     await settle()
     assert bench.batches[-1] == (A, ["next"])
     assert not bench.dispatcher._reserved
+
+
+@on_loop
+async def test_answers_that_are_lost_cost_two_more_deaths_at_most():
+    """Each time the one before the deadly batch was done, and its answer got lost."""
+    bench = Bench()
+    line = bench.open(seconds=1e-3, policy=BatchPolicy(max_batch_size=8))
+    before, *_ = bench.enqueue(line, *[f"before-{i}" for i in range(8)])
+    requests = bench.enqueue(line, *range(8), arrived=1.0)
+    for i, address in enumerate([A, B]):
+        await settle()
+        assert bench.batches[-1] == (address, list(range(8)))
+        bench.lose(address)
+        for waiting in line.queue.requests():
+            if waiting not in requests:
+                bench.dispatcher.discard(waiting)
+        if i == 0:
+            ahead = [f"again-{j}" for j in range(8)]
+            bench.enqueue(line, *ahead, arrived=-1.0)
+        bench.join([B, "tcp://c:1"][i])
+    assert {(r.charges, r.bystander) for r in requests} == {(0, 2)}
+    assert before.charges == 1
+    # Suspected by now, they are alone: two deaths more, or as many as the policy wants.
+    assert await run_with_deadly(bench, line, {3}) == 3
+    assert list(bench.tasks.failed) == [3]
+    assert sorted(bench.answered) == [0, 1, 2, 4, 5, 6, 7]
