@@ -146,7 +146,7 @@ def _pieces(data: Any, axis: int, workers: int, max_rows: int) -> Iterator[int]:
     while left:
         wanted = left // (2 * workers)
         if wanted < smallest:
-            wanted = math.ceil(left / workers)
+            wanted = max(math.ceil(left / workers), max_rows)
         else:
             # Whole passes, so that no piece ends in a small one.
             wanted = max(wanted // max_rows, 1) * max_rows

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed.protocol.serialize import Serialized, deserialize, to_serialize
+from distributed.protocol.serialize import (
+    Serialize,
+    Serialized,
+    deserialize,
+    to_serialize,
+)
 
 from daskinfer import transport
 
@@ -114,22 +120,41 @@ class Fetching:
         )
 
 
-class _Packs:
-    """Results by key, packed: a client that unpickles this gets a plain dict."""
+class _Packs(Mapping[Key, Any]):
+    """Results by key, packed: a client that unpickles this gets a plain dict.
+
+    A client in the scheduler's own process, which messages reach as they are, finds
+    the results in it.
+    """
 
     def __init__(self, packs: list[dict[str, Any]]) -> None:
         self._packs = packs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packs = [
+        return transport.merge, (self._plain(),)
+
+    def __getitem__(self, key: Key) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @cached_property
+    def _values(self) -> dict[Key, Any]:
+        return transport.merge(self._plain())
+
+    def _plain(self) -> list[dict[str, Any]]:
+        return [
             {**pack, "frames": [_plain(frame) for frame in pack["frames"]]}
             for pack in self._packs
         ]
-        return transport.merge, (packs,)
 
 
 def _plain(frame: Any) -> Any:
     """The bytes of a frame that was to be handed on as it came."""
     if isinstance(frame, Serialized):
         return deserialize(frame.header, frame.frames)
-    return frame
+    return frame.data if isinstance(frame, Serialize) else frame

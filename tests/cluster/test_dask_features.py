@@ -213,6 +213,8 @@ async def test_a_dump_of_the_cluster_holds_requests(c, s, a, b, way, tmp_path):
     model = await deploy(c, probe, max_batch_size=1)
     futures = [ask(c, way, model, row(i)) for i in range(10)]
     await probe.entered(2)
+    # Each way sends them one by one.
+    await until(lambda: all(future.key in s.tasks for future in futures))
     target = str(tmp_path / "dump")
     await c.dump_cluster_state(target, format="yaml")
     state = (tmp_path / "dump.yaml").read_text()
