@@ -55,7 +55,7 @@ X = np.zeros((1, 16), np.float32)
 
 def run(smoke: bool = False) -> list[Ratio]:
     """Measure with faults and without."""
-    seconds, first, rounds, kills = (4, 1, 1, 1) if smoke else (30, 5, 2, 5)
+    seconds, first, rounds, kills = (4, 1, 1, 1) if smoke else (30, 5, 1, 5)
     with cluster(WORKERS, nannies=True) as client:
         model = _deploy(client, "steady", SteadyDevice(PASS_SECONDS))
         rates = medians(
@@ -144,9 +144,8 @@ def _rate(
     over.set()
     if first is not None:
         killer.join()
-    for portion in portions:
-        daskinfer.gather(portion)
-    portions.clear()
+    while portions:
+        daskinfer.gather(portions.popleft())
     settle(client)
     return rate
 

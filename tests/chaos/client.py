@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -72,7 +73,11 @@ class Actor:
         return self._models[name]
 
     async def _play(self, step: Step) -> None:
-        futures = self._send(step, await self._model(step.name))
+        model = await self._model(step.name)
+        xs = [row(step.first + i, code) for i, code in enumerate(step.codes)]
+        # The first half of a chain is held until all has ended.
+        inputs = model.map(xs) if step.way == "chain" else xs
+        futures = self._send(step, model, inputs)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
         asked = [
@@ -83,6 +88,7 @@ class Actor:
                 code,
                 step.timeout is not None,
                 i in step.cancelled,
+                times=2 if step.way == "chain" else 1,
             )
             for i, (future, code) in enumerate(zip(futures, step.codes, strict=True))
         ]
@@ -92,15 +98,18 @@ class Actor:
         if step.cancelled:
             await asyncio.sleep(step.cancel_after)
             await self._client.cancel([futures[i] for i in step.cancelled])
-        for i, future in enumerate(futures):
-            ended = await _end_of(future, max(deadline - loop.time(), 1.0))
-            await _until(lambda i=i: calls[i] > 0)
-            ended.callbacks = calls[i]
-            self.tally.note(asked[i], ended)
+        ended = [
+            await _end_of(future, max(deadline - loop.time(), 1.0))
+            for future in futures
+        ]
+        # The callbacks run in a thread of their own.
+        await _until(lambda: all(calls))
+        for one, its, count in zip(asked, ended, calls, strict=True):
+            its.callbacks = count
+            self.tally.note(one, its)
 
-    def _send(self, step: Step, model: Model) -> list[Future[Any]]:
-        xs = [row(step.first + i, code) for i, code in enumerate(step.codes)]
-        if step.way == "map":
+    def _send(self, step: Step, model: Model, xs: list[Any]) -> list[Future[Any]]:
+        if step.way != "submit":
             return model.options(timeout=step.timeout).map(xs)
         annotation = {} if step.timeout is None else {"timeout": step.timeout}
         with dask.annotate(daskinfer=annotation):
@@ -122,14 +131,13 @@ async def _end_of(future: Future[Any], patience: float) -> Ended:
         if future.status == "error":  # DeadlineExceeded is of that type too
             return Ended("error", 0, error=await future.exception())
         return Ended(f"still {future.status} after {PATIENCE:g} s", 0)
-    except asyncio.CancelledError:
-        return Ended("cancelled", 0)
     except Exception as error:
         return Ended(future.status, 0, error=error)
     return Ended(future.status, 0, float(result[0, 0]))
 
 
-async def _until(condition: Any) -> None:
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; the judge says what it means if it never is."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 10
     while not condition() and loop.time() < deadline:

@@ -13,7 +13,13 @@ from tests.chaos.plan import Code
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: what was sent, and what was done about it."""
+    """One request: what was sent, and what was done about it.
+
+    Attributes
+    ----------
+    times
+        How often the model is called on it, each time on its own answer.
+    """
 
     key: str
     name: str
@@ -21,6 +27,7 @@ class Asked:
     code: Code
     has_deadline: bool
     cancelled: bool
+    times: int = 1
 
 
 @dataclass
@@ -57,8 +64,9 @@ def wrong(asked: Asked, ended: Ended) -> str | None:
         return f"is {ended.status}"
     if asked.code in (Code.RAISES, Code.EXITS):
         return f"has the answer {ended.result}, and should have none"
-    if ended.result != answer(asked.value):
-        return f"has the answer {ended.result}, not {answer(asked.value)}"
+    right = answer(asked.value, asked.times)
+    if ended.result != right:
+        return f"has the answer {ended.result}, not {right}"
     return None
 
 

@@ -19,6 +19,8 @@ HOLD_SECONDS = 5
 class Obedient:
     """Answers ``2 x + 1`` of an input's first column; the second one is its code.
 
+    An answer is itself an input, which is good.
+
     Parameters
     ----------
     seconds
@@ -42,11 +44,11 @@ class Obedient:
             os._exit(1)
         if (codes == Code.HOLDS.value).any():
             # A call that does not give the interpreter away.
-            ctypes.PyDLL(None).usleep(HOLD_SECONDS * 1_000_000)
+            ctypes.PyDLL(None).sleep(HOLD_SECONDS)
         if (codes == Code.RAISES.value).any():
             raise ArithmeticError(f"no such row among {len(x)}")
         time.sleep(self.seconds)
-        return x[:, :1] * 2 + 1
+        return np.stack([x[:, 0] * 2 + 1, np.zeros(len(x))], axis=1)
 
 
 def build(name: str) -> Obedient:
@@ -61,6 +63,12 @@ def row(value: int, code: Code) -> np.ndarray:
     return np.array([[value, code.value]], np.float64)
 
 
-def answer(value: int) -> float:
-    """What the model answers to a value."""
-    return 2.0 * value + 1.0
+def answer(value: float, times: int = 1) -> float:
+    """What the model answers to a value, or to its own answer.
+
+    >>> answer(10), answer(10, times=2)
+    (21.0, 43.0)
+    """
+    for _ in range(times):
+        value = 2.0 * value + 1.0
+    return value

@@ -69,7 +69,8 @@ class Step:
         The deployment. A client makes one that starts with its own name at its first
         use.
     way
-        ``"submit"`` through Dask's client, or ``"map"`` through the handle.
+        ``"submit"`` through Dask's client, ``"map"`` through the handle, or
+        ``"chain"``: twice through the handle, the second time on the first's futures.
     first
         The value of the first input; the others count on from there.
     codes
@@ -101,13 +102,16 @@ class Plan:
     events
         What happens to the cluster, in order.
     scripts
-        What each client does, in order.
+        What each client does, in order. The last one's process is killed.
+    deserted
+        When, in seconds from the start.
     """
 
     seed: int
     seconds: float
     events: tuple[Event, ...]
     scripts: tuple[tuple[Step, ...], ...]
+    deserted: float
 
     @classmethod
     def of(cls, seed: int, seconds: float) -> Plan:
@@ -118,11 +122,16 @@ class Plan:
         """
         chance = random.Random(seed)
         events = tuple(_events(chance, seconds))
-        scripts = [list(_steps(chance, seconds, number)) for number in range(CLIENTS)]
+        scripts = [
+            list(_steps(chance, seconds, number)) for number in range(CLIENTS + 1)
+        ]
         for code, every in ((Code.EXITS, 12.0), (Code.HOLDS, 15.0)):
             for i in range(max(1, round(seconds / every))):
-                _plant(chance, scripts, code, i * every, min((i + 1) * every, seconds))
-        return cls(seed, seconds, events, tuple(tuple(script) for script in scripts))
+                _plant(
+                    chance, scripts[:-1], code, i * every, min((i + 1) * every, seconds)
+                )
+        deserted = chance.uniform(0.2, 0.8) * seconds
+        return cls(seed, seconds, events, tuple(map(tuple, scripts)), deserted)
 
 
 def _events(chance: random.Random, seconds: float) -> list[Event]:
@@ -147,7 +156,7 @@ def _steps(chance: random.Random, seconds: float, number: int) -> list[Step]:
     steps: list[Step] = []
     first = number * 1_000_000
     # Clients take turns in making a deployment of their own.
-    own, own_from = f"own{number}", seconds * (number + 1) / (CLIENTS + 2)
+    own, own_from = f"own{number}", seconds * (number + 1) / (CLIENTS + 3)
     names = list(DEPLOYMENTS)
     at = 0.0
     while at < seconds:
@@ -166,7 +175,7 @@ def _steps(chance: random.Random, seconds: float, number: int) -> list[Step]:
             Step(
                 at,
                 name,
-                chance.choice(("submit", "map")),
+                chance.choice(("submit", "submit", "map", "map", "chain")),
                 first,
                 codes,
                 chance.choice(_TIMEOUTS) if chance.random() < 0.3 else None,

@@ -60,7 +60,7 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(_client(plan, scheduler.address, number))
-            for number in range(CLIENTS)
+            for number in range(CLIENTS + 1)
         ]
         for client in clients:
             await _line(client, PATIENCE)
@@ -69,8 +69,11 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
             client.stdin.write(b"\n")
         lost = scheduler._workers_removed_total
         patience = plan.seconds + 2 * PATIENCE
-        *reports, _ = await asyncio.gather(
-            *(_line(client, patience) for client in clients), workers.play(plan)
+        *clients, deserter = clients
+        *reports, _, _ = await asyncio.gather(
+            *(_line(client, patience) for client in clients),
+            workers.play(plan),
+            _desert(deserter, plan.deserted),
         )
         workers.done["workers gone"] = scheduler._workers_removed_total - lost
         for report in reports:
@@ -101,6 +104,11 @@ async def _client(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def _desert(client: asyncio.subprocess.Process, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    client.kill()
 
 
 async def _line(client: asyncio.subprocess.Process, patience: float) -> bytes:

@@ -26,6 +26,7 @@ def failed(error: BaseException) -> Ended:
     [
         (GOOD, Ended("finished", 1, 15.0)),
         (replace(GOOD, code=Code.HOLDS), Ended("finished", 1, 15.0)),
+        (replace(GOOD, times=2), Ended("finished", 1, 31.0)),
         (RAISES, failed(ArithmeticError())),
         (EXITS, failed(WorkerLost("gone"))),
         (LATE, Ended("finished", 1, 15.0)),
@@ -42,6 +43,7 @@ def test_right(asked, ended):
     ("asked", "ended", "told"),
     [
         (GOOD, Ended("finished", 1, 14.0), "has the answer 14.0, not 15.0"),
+        (replace(GOOD, times=2), Ended("finished", 1, 15.0), "not 31.0"),
         (GOOD, Ended("finished", 2, 15.0), "ended 2 times"),
         (GOOD, Ended("finished", 0, 15.0), "ended 0 times"),
         (GOOD, Ended("pending", 1), "is pending"),
