@@ -79,7 +79,7 @@ class Actor:
         inputs = model.map(xs) if step.way == "chain" else xs
         futures = self._send(step, model, inputs)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE
+        sent = loop.time()
         asked = [
             Asked(
                 future.key,
@@ -99,13 +99,14 @@ class Actor:
             await asyncio.sleep(step.cancel_after)
             await self._client.cancel([futures[i] for i in step.cancelled])
         ended = [
-            await _end_of(future, max(deadline - loop.time(), 1.0))
+            await _end_of(future, max(sent + PATIENCE - loop.time(), 1.0))
             for future in futures
         ]
+        seconds = loop.time() - sent
         # The callbacks run in a thread of their own.
         await _until(lambda: all(calls))
         for one, its, count in zip(asked, ended, calls, strict=True):
-            its.callbacks = count
+            its.callbacks, its.seconds = count, seconds
             self.tally.note(one, its)
 
     def _send(self, step: Step, model: Model, xs: list[Any]) -> list[Future[Any]]:
@@ -133,7 +134,7 @@ async def _end_of(future: Future[Any], patience: float) -> Ended:
         return Ended(f"still {future.status} after {PATIENCE:g} s", 0)
     except Exception as error:
         return Ended(future.status, 0, error=error)
-    return Ended(future.status, 0, float(result[0, 0]))
+    return Ended(future.status, 0, result=float(result[0, 0]))
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -40,6 +40,8 @@ class Ended:
         Of its future.
     callbacks
         How often it was said to have ended.
+    seconds
+        After how long, at most.
     result
         Its answer.
     error
@@ -48,6 +50,7 @@ class Ended:
 
     status: str
     callbacks: int
+    seconds: float = 0.0
     result: float | None = None
     error: BaseException | None = None
 
@@ -89,10 +92,13 @@ class Tally:
         How many ended how.
     complaints
         What is wrong.
+    slowest
+        The longest that one of them took in seconds, and which that was.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
 
     def note(self, asked: Asked, ended: Ended) -> None:
         """Judge one more."""
@@ -100,6 +106,7 @@ class Tally:
         if how == "error":
             how = type(ended.error).__name__
         self.counts[how] += 1
+        self.slowest = max(self.slowest, (ended.seconds, f"{asked}: {how}"))
         complaint = wrong(asked, ended)
         if complaint is not None:
             self.complaints.append(f"{asked}: {complaint}")
@@ -108,7 +115,12 @@ class Tally:
         """Add what another process has noted."""
         self.counts.update(message["counts"])
         self.complaints += message["complaints"]
+        self.slowest = max(self.slowest, tuple(message["slowest"]))
 
     def to_message(self) -> dict[str, Any]:
         """As plain data."""
-        return {"counts": dict(self.counts), "complaints": self.complaints}
+        return {
+            "counts": dict(self.counts),
+            "complaints": self.complaints,
+            "slowest": self.slowest,
+        }

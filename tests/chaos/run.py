@@ -45,6 +45,8 @@ async def run(plan: Plan) -> bool:
         f"seed {plan.seed}, {plan.seconds:g} s (took {monotonic() - started:.0f} s): "
         f"{_listed(workers.done)}; {_listed(tally.counts)}"
     )
+    seconds, slowest = tally.slowest
+    print(f"the slowest took {seconds:.1f} s: {slowest}")
     for complaint in tally.complaints:
         print(f"WRONG: {complaint}")
     if tally.complaints:
@@ -69,12 +71,14 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
             client.stdin.write(b"\n")
         lost = scheduler._workers_removed_total
         patience = plan.seconds + 2 * PATIENCE
+        begun = monotonic()
         *clients, deserter = clients
         *reports, _, _ = await asyncio.gather(
             *(_line(client, patience) for client in clients),
             workers.play(plan),
             _desert(deserter, plan.deserted),
         )
+        print(f"{monotonic() - begun:6.1f} s: all have ended")
         workers.done["workers gone"] = scheduler._workers_removed_total - lost
         for report in reports:
             tally.add(json.loads(report))
