@@ -5,17 +5,20 @@
 #   make test PYTHON=python3.12            another Python
 #   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
 #   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
+#   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
 
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
+SEEDS ?= 1
+SECONDS ?= 600
 
 BIN := $(VENV)/bin
 RUN := OMP_NUM_THREADS=1 $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main test-npu lint format docs bench torch-npu wheel clean
+.PHONY: help demo test test-main test-npu lint format docs chaos bench torch-npu wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -53,6 +56,9 @@ docs: $(VENV)/dev.stamp  ## the documentation, in docs/_build/html
 bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
 	$(RUN) -m benchmarks
+
+chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
+	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS)
 
 torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
 	$(PYTHON) tests/torch_npu/run.py

@@ -21,17 +21,18 @@ _SETTLED_WITHIN = 120.0
 
 
 @contextmanager
-def cluster(n_workers: int) -> Iterator[Client]:
+def cluster(n_workers: int, nannies: bool = False) -> Iterator[Client]:
     """Start a scheduler and workers as processes of their own on this host.
 
-    Each worker has one thread. Everything is gone when the block ends.
+    Each worker has one thread; with ``nannies`` one that dies is started again.
+    Everything is gone when the block ends.
     """
     with (
         TemporaryDirectory() as folder,
         SubprocessCluster(
             host="127.0.0.1",
             dashboard_address=None,  # type: ignore[arg-type]
-            worker_class="distributed.Worker",
+            worker_class="distributed.Nanny" if nannies else "distributed.Worker",
             n_workers=n_workers,
             threads_per_worker=1,
             # It would be left behind where it is by default.

@@ -48,36 +48,49 @@ async def queued(scheduler: Scheduler, count: int, name: str = "m") -> None:
     await until(lambda: waiting(scheduler, name) == count)
 
 
-async def nothing_is_left(scheduler: Scheduler, *workers: Worker) -> None:
-    """Wait until scheduler, workers and engine have forgotten every request."""
+def left_over(scheduler: Scheduler, *workers: Worker) -> dict[str, Any]:
+    """What scheduler, workers and engine still know of any request."""
     plugin = engine(scheduler)
     dispatcher = plugin.dispatcher
+    found: dict[str, Any] = {
+        "tasks": scheduler.tasks,
+        "groups": scheduler.task_groups,
+        "unrunnable": scheduler.unrunnable,
+        "requests": plugin.requests,
+        "doomed": plugin.lifecycle.doomed,
+        "deadlines": dispatcher.deadlines.keys(),
+        "delayed": dispatcher.recovery.delayed.keys(),
+        "reserved": [d for d in [dispatcher._reserved] if len(d)],
+        "batches": dispatcher.running.batches,
+        "unwanted": dispatcher.running.unwanted,
+        "queued": [line for line in dispatcher.lines.values() if len(line.queue)],
+        "in flight": [line for line in dispatcher.lines.values() if line.in_flight],
+        "flights": [d for d in dispatcher._devices.values() if d.flights],
+    }
+    for ws in scheduler.workers.values():
+        found[f"processing on {ws.address}"] = ws.processing
+        found[f"long-running on {ws.address}"] = ws.long_running
+    for worker in workers:
+        found |= left_on_worker(worker)
+    return {what: left for what, left in found.items() if left}
+
+
+def left_on_worker(dask_worker: Worker) -> dict[str, Any]:
+    """What a worker still knows of any request."""
+    runtime: Any = dask_worker.plugins["daskinfer-runtime"]
+    found = {
+        f"data of {dask_worker.address}": dict(dask_worker.data),
+        f"tasks of {dask_worker.address}": dask_worker.state.tasks,
+        f"jobs of {dask_worker.address}": runtime.jobs,
+    }
+    return {what: left for what, left in found.items() if left}
+
+
+async def nothing_is_left(scheduler: Scheduler, *workers: Worker) -> None:
+    """Wait until scheduler, workers and engine have forgotten every request."""
 
     def remains() -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "tasks": scheduler.tasks,
-            "groups": scheduler.task_groups,
-            "unrunnable": scheduler.unrunnable,
-            "requests": plugin.requests,
-            "doomed": plugin.lifecycle.doomed,
-            "deadlines": dispatcher.deadlines.keys(),
-            "delayed": dispatcher.recovery.delayed.keys(),
-            "reserved": [d for d in [dispatcher._reserved] if len(d)],
-            "batches": dispatcher.running.batches,
-            "unwanted": dispatcher.running.unwanted,
-            "queued": [line for line in dispatcher.lines.values() if len(line.queue)],
-            "in flight": [line for line in dispatcher.lines.values() if line.in_flight],
-            "flights": [d for d in dispatcher._devices.values() if d.flights],
-        }
-        for ws in scheduler.workers.values():
-            found[f"processing on {ws.address}"] = ws.processing
-            found[f"long-running on {ws.address}"] = ws.long_running
-        for worker in workers:
-            runtime: Any = worker.plugins["daskinfer-runtime"]
-            found[f"data of {worker.address}"] = dict(worker.data)
-            found[f"tasks of {worker.address}"] = worker.state.tasks
-            found[f"jobs of {worker.address}"] = runtime.jobs
-        return {what: left for what, left in found.items() if left}
+        return left_over(scheduler, *workers)
 
     # An exception that was raised here holds its own future, in a cycle, and is held
     # itself until the event loop goes on.
