@@ -114,7 +114,7 @@ async def test_bounded_number_of_requests(
         client, Probe(count), batching=BatchPolicy(max_batch_size=1)
     )
     await model.predict(array())
-    # Two for each worker, of five hundred rows; and as many whose release is on its way.
+    # Two for each worker, of five hundred rows; others are being released.
     assert 1 <= most_unfinished <= 4
     assert most <= 8
 
