@@ -74,10 +74,11 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
     assert run.returncode == 0, output
     found = json.loads(file.read_text())["benchmarks"]
     assert {name: len(ratios) for name, ratios in found.items()} == {
-        "throughput": 4,
+        "throughput": 5,
         "predict": 2,
         "batch_size": 4,
         "queue_depth": 1,
         "slow_workers": 1,
+        "faults": 3,
     }
     assert all(ratio["measured"] > 0 for ratios in found.values() for ratio in ratios)
