@@ -276,32 +276,16 @@ class InferenceRuntime(WorkerPlugin):
         """What has just been stored, if all of it is small enough for a message."""
         if not stored["keys"] or sum(stored["nbytes"]) > limit:
             return None
-        values = [outcome.results[key] for key in stored["keys"]]
-        try:
-            header, frames = transport.pack(values)
-        except Exception:
-            # Clients fetch the results, and hear then which cannot be sent.
-            logger.info("Could not pack %d results", len(values), exc_info=True)
-            return None
-        return {"header": header, "frames": [_as_part(frame) for frame in frames]}
+        return _packed([outcome.results[key] for key in stored["keys"]])
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
         found = [key for key in keys if self._is_small(key)]
-        try:
-            header, frames = transport.pack([self.worker.data[key] for key in found])
-        except Exception:
-            # One of them cannot be pickled; fetching them singly, Dask says so.
-            told = counted(len(found), "result")
-            logger.info("Could not pack %s", told, exc_info=True)
-            found = []
-            header, frames = transport.pack([])
-        return {
-            "keys": found,
-            "missing": list(set(keys).difference(found)),
-            "header": header,
-            "frames": [to_serialize(frame) for frame in frames],
-        }
+        pack = _packed([self.worker.data[key] for key in found])
+        if pack is None:
+            return {**await self.fetch([]), "missing": keys}
+        missing = list(set(keys).difference(found))
+        return {"keys": found, "missing": missing, **pack}
 
     def _is_small(self, key: Key) -> bool:
         """Whether a result is here, and small enough to be packed."""
@@ -312,6 +296,18 @@ class InferenceRuntime(WorkerPlugin):
             and ts.nbytes is not None
             and ts.nbytes <= self._packed_limit
         )
+
+
+def _packed(values: list[Any]) -> protocol.Pack | None:
+    """Values as a message carries them; None if one of them cannot be pickled."""
+    try:
+        header, frames = transport.pack(values)
+    except Exception:
+        # Clients fetch them one by one, and hear then from Dask which cannot be sent.
+        told = counted(len(values), "result")
+        logger.info("Could not pack %s", told, exc_info=True)
+        return None
+    return {"header": header, "frames": [_as_part(frame) for frame in frames]}
 
 
 def _as_part(frame: transport.Frame) -> Any:
