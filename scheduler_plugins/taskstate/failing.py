@@ -66,19 +66,9 @@ class Failing(Facts):
     def fail_parked(
         self, keys: Iterable[Key], error: Exception, stimulus_id: str
     ) -> list[Key]:
-        """Fail requests that wait, with an exception made here."""
-        s = self.scheduler
-        failure = dump_failure(error)
-        changes = Changes(s)
-        failed: list[Key] = []
-        for key in keys:
-            ts = s.tasks.get(key)
-            if ts is None or ts.state != "no-worker":
-                continue
-            changes.add(s._transition(key, "erred", stimulus_id, cause=key, **failure))
-            failed.append(key)
-        changes.apply(stimulus_id)
-        return failed
+        """Fail requests that wait for a worker, with an exception made here."""
+        parked = [key for key in keys if self.is_parked(key)]
+        return self.fail(parked, error, stimulus_id)
 
     def fail(
         self, keys: Iterable[Key], error: Exception, stimulus_id: str
