@@ -24,7 +24,7 @@ from distributed.protocol.serialize import (
 from daskinfer import transport
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from scheduler_plugins.taskstate import TaskStates
 
 
 class Fetching:
@@ -32,8 +32,8 @@ class Fetching:
 
     Parameters
     ----------
-    scheduler
-        Whose workers to ask.
+    tasks
+        Knows where results are, and speaks to the workers.
     is_request
         Whether a key is a request of ours.
     limit
@@ -46,13 +46,13 @@ class Fetching:
     """
 
     def __init__(
-        self, scheduler: Scheduler, is_request: Callable[[Key], bool], limit: int
+        self, tasks: TaskStates, is_request: Callable[[Key], bool], limit: int
     ) -> None:
-        self._scheduler = scheduler
+        self.clients: set[str] = set()
+        self._tasks = tasks
         self._is_request = is_request
         self._limit = limit
-        self._gather = scheduler.handlers["gather"]
-        self.clients: set[str] = set()
+        self._gather = tasks.replace_gather(self.gather)
 
     def __repr__(self) -> str:
         return f"<Fetching for {len(self.clients)} clients>"
@@ -81,19 +81,17 @@ class Fetching:
             ``packs``: what each worker answered; ``missing``: keys nobody held, or
             whose worker did not answer.
         """
-        tasks = self._scheduler.tasks
         by_worker: defaultdict[str, list[Key]] = defaultdict(list)
         missing: list[Key] = []
         for key in keys:
-            ts = tasks.get(key)
-            holder = next(iter(ts.who_has), None) if ts and ts.who_has else None
+            holder = self._tasks.holder(key)
             if holder is None:
                 missing.append(key)
             else:
-                by_worker[holder.address].append(key)
+                by_worker[holder].append(key)
         answers = await asyncio.gather(
             *(
-                self._scheduler.rpc(address).daskinfer_fetch(keys=wanted)
+                self._tasks.call(address).daskinfer_fetch(keys=wanted)
                 for address, wanted in by_worker.items()
             ),
             return_exceptions=True,
@@ -110,13 +108,10 @@ class Fetching:
         return {"packs": packs, "missing": missing}
 
     def _is_small(self, key: Key) -> bool:
-        ts = self._scheduler.tasks.get(key)
         return (
-            ts is not None
-            and ts.state == "memory"
-            and 0 <= ts.nbytes <= self._limit
-            and self._is_request(key)
-            and all(cs.client_key in self.clients for cs in ts.who_wants or ())
+            self._is_request(key)
+            and 0 <= self._tasks.result_nbytes(key) <= self._limit
+            and self.clients.issuperset(self._tasks.wanted_by(key))
         )
 
 
@@ -148,12 +143,12 @@ class _Packs(Mapping[Key, Any]):
 
     def _plain(self) -> list[dict[str, Any]]:
         return [
-            {**pack, "frames": [_plain(frame) for frame in pack["frames"]]}
+            {**pack, "frames": [_bytes_of(frame) for frame in pack["frames"]]}
             for pack in self._packs
         ]
 
 
-def _plain(frame: Any) -> Any:
+def _bytes_of(frame: Any) -> Any:
     """The bytes of a frame that was to be handed on as it came."""
     if isinstance(frame, Serialized):
         return deserialize(frame.header, frame.frames)

@@ -110,7 +110,7 @@ class InferencePlugin(SchedulerPlugin):
         )
         self.requests = {}
         self.fetching = Fetching(
-            scheduler,
+            self.tasks,
             self.requests.__contains__,
             config.nbytes("gather.small-limit"),
         )
@@ -141,7 +141,6 @@ class InferencePlugin(SchedulerPlugin):
             }
         )
         scheduler.handlers.update(self.service.handlers())
-        scheduler.handlers["gather"] = self.fetching.gather
         for address in scheduler.workers:
             self.tasks.tune_stream(address, self._interval)
         # Dask adds a plugin when it has started: while this one waits for workers,

@@ -97,6 +97,25 @@ class Facts:
         ts = self.scheduler.tasks.get(key)
         return ts is not None and ts.state == "no-worker"
 
+    # Results
+
+    def holder(self, key: Key) -> str | None:
+        """A worker that holds a task's result; None if no one does."""
+        ts = self.scheduler.tasks.get(key)
+        return next(iter(ts.who_has)).address if ts and ts.who_has else None
+
+    def result_nbytes(self, key: Key) -> int:
+        """The size of a task's result; -1 if there is none, or nobody knows it."""
+        ts = self.scheduler.tasks.get(key)
+        return ts.nbytes if ts is not None and ts.state == "memory" else -1
+
+    def wanted_by(self, key: Key) -> list[str]:
+        """The clients that want a task."""
+        ts = self.scheduler.tasks.get(key)
+        return [cs.client_key for cs in (ts and ts.who_wants) or ()]
+
+    # Inputs
+
     @property
     def bandwidth(self) -> float:
         """Bytes per second between workers, as Dask measures it."""
@@ -139,6 +158,10 @@ class Facts:
         return max(held, key=held.__getitem__)
 
     # Workers
+
+    def call(self, address: str) -> Any:
+        """A worker's own calls, as methods to await."""
+        return self.scheduler.rpc(address)
 
     def running(self) -> list[str]:
         """Addresses of the workers that may be given work."""

@@ -39,6 +39,12 @@ class TaskStates(Arriving, Failing):
         """As :func:`scheduler_plugins.taskstate.guards.guard`, for this scheduler."""
         guards.guard(self.scheduler, is_request, wanted)
 
+    def replace_gather(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Answer ``Client.gather`` with a handler; return Dask's own."""
+        own: Callable[..., Any] = self.scheduler.handlers["gather"]
+        self.scheduler.handlers["gather"] = handler
+        return own
+
     def tune_stream(self, address: str, interval: float) -> None:
         """Shorten the interval in which messages to a worker are collected."""
         tune(self.scheduler.stream_comms.get(address), interval)

@@ -13,6 +13,7 @@ import distributed
 import pytest
 from distributed import Scheduler, wait
 from distributed.batched import BatchedSend
+from distributed.client import FutureState
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import ClientState, TaskState, WorkerState
@@ -168,6 +169,7 @@ async def test_scheduler_and_worker_have_the_parts_in_use(c, s, a):
         missing = [name for name in names if not hasattr(owner, name)]
         require(not missing, f"{type(owner).__name__} has no {missing}")
     require("adaptive_target" in s.handlers, "no adaptive_target handler to replace")
+    require("gather" in s.handlers, "no gather handler to replace")
     require(
         hasattr(s.extensions.get("stealing"), "remove_key_from_stealable"),
         "work stealing cannot be told to leave a task alone",
@@ -440,3 +442,19 @@ async def test_a_batch_can_take_a_resource_from_a_workers_account(c, s, a):
     a.state.validate_state()
     a.handle_stimulus(UnpauseEvent(stimulus_id="test"))
     assert await c.submit(inc, 2) == 3
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_results_can_be_kept_with_the_state_of_a_future(c, s, a):
+    """Small results come unasked: :mod:`daskinfer.future` keeps them there."""
+    require("key-in-memory" in c._stream_handlers, "clients take no stream handlers")
+    require(
+        inspect.iscoroutinefunction(distributed.Future._result),
+        "Future._result is no coroutine function to override",
+    )
+    state = c.futures["k"] = FutureState("k")
+    future = distributed.Future("k", c)
+    require(future._state is state, "futures do not share the state of their key")
+    require(state.status == "pending", "a new state is not pending")
+    state.finish()
+    require(state.status == "finished", "a state that has finished does not say so")
