@@ -43,9 +43,11 @@ class Diagnosis:
             problem = self._registry.problem(line.name, line.version)
         except UnknownDeployment:
             return None
+        running = set(self._tasks.running())
+        if running and not self._registry.workers:
+            return "no worker has said yet what devices it has"
         if problem is not None or not line.queue.count:
             return problem
-        running = set(self._tasks.running())
         ready = [address for address in line.devices if address in running]
         if not ready:
             return "every ready worker is paused or closing"

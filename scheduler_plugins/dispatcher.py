@@ -147,6 +147,12 @@ class Dispatcher:
         line.latency.seed(address, device_class, timings)
         self.wake()
 
+    def workers_changed(self) -> None:
+        """There is something new to say about who serves what: say it again."""
+        for line in self.lines.values():
+            line.starved_since = None
+        self.wake()
+
     def worker_lost(self, address: str, *, expected: bool = False) -> None:
         """A worker is gone; Dask has parked its requests already.
 

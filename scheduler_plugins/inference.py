@@ -211,6 +211,7 @@ class InferencePlugin(SchedulerPlugin):
             facts = WorkerFacts(worker, devices, reasons, ws.resources)
             for version, replica in self.registry.join(facts):
                 self.load(version, replica)
+            self.dispatcher.workers_changed()
         self.service.changed()
 
     def load(self, version: Version, replica: Replica) -> None:
@@ -255,6 +256,7 @@ class InferencePlugin(SchedulerPlugin):
             reason = failure["exception_text"]
             logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
             self.registry.failed(name, version, worker, reason, failure)
+            self.dispatcher.workers_changed()
         elif self.registry.loaded(
             name, version, worker, digest, device, device_class, seconds
         ):

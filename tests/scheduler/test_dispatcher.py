@@ -159,6 +159,18 @@ async def test_starving_is_reported_once_until_something_changes():
 
 
 @on_loop
+async def test_starving_is_reported_again_when_there_is_more_to_say():
+    bench = Bench(warn_after=0.0)
+    line = bench.open(workers=())
+    bench.enqueue(line, 1)
+    await settle()
+    # A worker has come that has no device for it, or could not load it.
+    bench.dispatcher.workers_changed()
+    await settle()
+    assert bench.reported == [line, line]
+
+
+@on_loop
 async def test_a_short_wait_for_a_device_is_not_reported():
     bench = Bench(warn_after=3600.0)
     line = bench.open(workers=())
