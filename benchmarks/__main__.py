@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--smoke",
         action="store_true",
         help="a fraction of the work: shows that everything runs; only a miss by a "
-        "factor of two counts",
+        "factor of four counts",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write to FILE")
     options = parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 # A quick run says little about speed, but a miss by this factor says something.
-_GROSS = 2.0
+_GROSS = 4.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Ratio:
 
     @property
     def grossly_missed(self) -> bool:
-        """Whether the bar is missed by a factor of two."""
+        """Whether the bar is missed by a factor of four."""
         return not self._holds(_GROSS)
 
     def _holds(self, slack: float) -> bool:

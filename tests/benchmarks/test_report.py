@@ -14,10 +14,12 @@ from benchmarks.report import Machine, Ratio, as_json, show
     [
         (8.0, False, True, False),
         (7.9, False, False, False),
-        (3.9, False, False, True),
+        (3.9, False, False, False),
+        (1.9, False, False, True),
         (8.0, True, True, False),
         (8.1, True, False, False),
-        (16.1, True, False, True),
+        (16.1, True, False, False),
+        (32.1, True, False, True),
     ],
 )
 def test_a_bar_is_a_least_or_a_most(
