@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskinfer import config as _config  # registers the defaults with Dask
 from daskinfer import transport as _transport
+from daskinfer.breaker import BreakerPolicy
 from daskinfer.client import deploy, deployments, get, info
 from daskinfer.exceptions import (
     BatchTimeout,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchPolicy",
     "BatchTimeout",
+    "BreakerPolicy",
     "DeadlineExceeded",
     "DeployTimeout",
     "DeploymentExists",
