@@ -14,6 +14,7 @@ from distributed.protocol.serialize import to_serialize
 from distributed.worker import get_client, get_worker
 
 from daskinfer import protocol, transport
+from daskinfer.breaker import BreakerPolicy
 from daskinfer.exceptions import (
     DeploymentExists,
     DeploymentFailed,
@@ -103,7 +104,9 @@ def deploy(
     placement: str | type | None = None,
     retry: RetryPolicy | None = None,
     request_timeout: str | float | None = None,
+    batch_timeout: str | float | None = None,
     max_queue: int | None = None,
+    breaker: BreakerPolicy | None = None,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -152,9 +155,16 @@ def deploy(
         Seconds (or ``"2s"``) from its arrival within which a request is answered or
         fails with :class:`DeadlineExceeded`, wherever it is then; None takes the
         config. A call's own ``timeout`` goes before it.
+    batch_timeout
+        Seconds (or ``"10s"``) that a batch may run on its device. Then it is given up:
+        its requests are tried elsewhere, and its worker gets no more for a while. None
+        takes the config.
     max_queue
         How many requests may wait. While so many do, new ones fail at once with
         :class:`Overloaded`. None takes the config.
+    breaker
+        After which failures a worker gets no more requests, and for how long; None:
+        as :class:`BreakerPolicy` does by default.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -198,8 +208,12 @@ def deploy(
         raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
+    if breaker is not None and not isinstance(breaker, BreakerPolicy):
+        raise TypeError(f"breaker must be a BreakerPolicy, not {breaker!r}")
     if request_timeout is None:
         request_timeout = dask.config.get("daskinfer.request-timeout")
+    if batch_timeout is None:
+        batch_timeout = dask.config.get("daskinfer.batch-timeout")
     if max_queue is None:
         max_queue = dask.config.get("daskinfer.max-queue")
     amounts = resource_amounts(resources)
@@ -232,6 +246,8 @@ def deploy(
             "warmup": _warmup_payload(warmup),
             "retry": (retry or RetryPolicy()).to_message(),
             "request_timeout": timeout_of("request_timeout", request_timeout),
+            "batch_timeout": timeout_of("batch_timeout", batch_timeout),
+            "breaker": (breaker or BreakerPolicy()).to_message(),
             "max_queue": None if max_queue is None else size("max_queue", max_queue),
         },
         timeout if wait else None,

@@ -7,6 +7,7 @@ Values are read where they are used, so ``dask.config.set``, a YAML file in
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,28 @@ def integer(key: str, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise _bad(key, value, f"a whole number, {minimum} or more")
     return value
+
+
+def number(key: str, minimum: float) -> float:
+    """Return a number.
+
+    Raises
+    ------
+    ValueError
+        The value is no number or is below `minimum`; the message names the key.
+
+    Examples
+    --------
+    >>> number("health.suspect-factor", minimum=1)
+    20.0
+    """
+    value = get(key)
+    wanted = f"a number, {minimum:g} or more"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _bad(key, value, wanted)
+    if not (math.isfinite(value) and value >= minimum):
+        raise _bad(key, value, wanted)
+    return float(value)
 
 
 def _bad(key: str, value: object, wanted: str) -> ValueError:

@@ -31,7 +31,10 @@ class WorkerStatus:
     latency
         Mean seconds of a forward pass there; None before the first.
     reason
-        Why it is not ready, if it is not.
+        Why it is not ready, if it is not, or is given no requests.
+    breaker
+        ``"closed"`` if requests are sent there, ``"open"`` if not, because of failures
+        or because it does not answer; ``"half-open"`` while one request is to tell.
     """
 
     address: str
@@ -45,6 +48,7 @@ class WorkerStatus:
     load: float = 0.0
     latency: float | None = None
     reason: str | None = None
+    breaker: str = "closed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,17 @@ class Admission:
     def devices(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
         """The devices that a lane may use; where it has failed only if no others."""
         key = cast(LaneKey, lane.key)
-        allowed = self._allowed(key.constraint, ready)
+        allowed = self._satisfying(key.constraint, ready)
         if not key.tried:
             return allowed
         fresh = [device for device in allowed if device.name not in key.tried]
         return fresh or allowed
 
-    def _allowed(
+    def allowed(self, request: Request, ready: list[DeviceLoad]) -> list[DeviceLoad]:
+        """The devices that a request may use, wherever it has failed."""
+        return self._satisfying(cast("Constraint", request.constraint), ready)
+
+    def _satisfying(
         self, constraint: Constraint, ready: list[DeviceLoad]
     ) -> list[DeviceLoad]:
         if constraint.anywhere:

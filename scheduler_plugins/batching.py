@@ -39,8 +39,9 @@ class Send:
     reason : str
         Why now, for logs and dashboards: ``"full"`` (the best size is waiting),
         ``"idle"`` (a device has nothing to do), ``"prefetch"`` (it soon will have
-        nothing), ``"timeout"`` (held long enough), ``"probe"``, ``"alone"`` or
-        ``"retry"`` (a device that was slow may be so no more).
+        nothing), ``"timeout"`` (held long enough), ``"probe"``, ``"alone"``,
+        ``"retry"`` (a device that was slow may be so no more) or ``"try"`` (one that
+        was not fit may be so again).
     """
 
     device: DeviceLoad

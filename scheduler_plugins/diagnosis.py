@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from distributed.metrics import monotonic
+
 from daskinfer.exceptions import UnknownDeployment
+from scheduler_plugins.breaker import BreakerState
 
 if TYPE_CHECKING:
     from scheduler_plugins.constraint import Constraint
@@ -12,6 +15,19 @@ if TYPE_CHECKING:
     from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
     from scheduler_plugins.taskstate import TaskStates
+
+
+def unfitness(line: Line, address: str, now: float) -> str | None:
+    """Why a worker that is ready is given no requests, or None if it is."""
+    device = line.devices.get(address)
+    if device is not None and device.stuck:
+        return next(iter(device.stuck.values()))
+    state, reason = line.health.state(address, now)
+    if state is BreakerState.CLOSED:
+        return None
+    tried = max(line.health.breakers[address].next() - now, 0)
+    again = f"; tried again in {tried:.2g} s" if state is BreakerState.OPEN else ""
+    return f"its breaker is {state.value}: {reason}{again}"
 
 
 class Diagnosis:
@@ -51,6 +67,11 @@ class Diagnosis:
         ready = [address for address in line.devices if address in running]
         if not ready:
             return "every ready worker is paused or closing"
+        now = monotonic()
+        unfit = {address: unfitness(line, address, now) for address in ready}
+        if all(unfit.values()):
+            told = "; ".join(f"{address}: {why}" for address, why in unfit.items())
+            return f"no worker is fit: {told}"
         constraints = [
             cast("Constraint", request.constraint)
             if request is not None

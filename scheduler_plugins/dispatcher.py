@@ -21,13 +21,15 @@ from daskinfer.wording import counted
 from scheduler_plugins.admission import Admission
 from scheduler_plugins.batching import Send
 from scheduler_plugins.deadlines import Deadlines
+from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
-from scheduler_plugins.queueing import Request
+from scheduler_plugins.queueing import Lane, Request
 from scheduler_plugins.recovery import Recovery
 from scheduler_plugins.reserving import Reservations
 from scheduler_plugins.running import Running
 from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.supervision import Supervision
 from scheduler_plugins.timer import Timer
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Dispatcher:
         Called with the requests whose deadline has come.
     priority_age, warn_after
         Seconds; see the configuration.
+    suspicion
+        From when on a batch makes its device suspect.
 
     Notes
     -----
@@ -73,6 +77,7 @@ class Dispatcher:
         *,
         priority_age: float,
         warn_after: float,
+        suspicion: Suspicion,
     ) -> None:
         self.tasks = tasks
         self.link = Link()
@@ -82,6 +87,14 @@ class Dispatcher:
         self.recovery = Recovery(tasks, self._requeue)
         self.deadlines: Deadlines[Key] = Deadlines()
         self._admission = Admission(tasks)
+        self.supervision = Supervision(
+            self.lines.values(),
+            self.running,
+            self.recovery,
+            self._admission,
+            self.link,
+            suspicion,
+        )
         self._reserved = Reservations()
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
         self._report = report
@@ -159,6 +172,9 @@ class Dispatcher:
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
         batches = self.running.lost(address)
+        for batch, _ in batches:
+            self.supervision.forget(batch)
+        self.supervision.worker_lost(address)
         for line in self.lines.values():
             if line.devices.pop(address, None) is not None:
                 line.latency.forget(address)
@@ -213,7 +229,9 @@ class Dispatcher:
 
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
-        self.running.done(message, address)
+        batch = self.running.done(message, address)
+        if batch is not None:
+            self.supervision.answered(batch, message)
         self.wake()
 
     def watch(self, key: Key, deadline: float) -> None:
@@ -230,6 +248,7 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget all requests and batches; what is deployed stays."""
         self.running.clear()
+        self.supervision.clear()
         for line in self.lines.values():
             for request in line.queue.requests():
                 line.queue.discard(request)
@@ -259,9 +278,10 @@ class Dispatcher:
         self._woken = False
         self._timer.cancel()
         self._end_late()
+        running = set(self.tasks.running())
+        self.supervision.check(running, monotonic())
         self.running.drop_unwanted()
         self.recovery.release(monotonic())
-        running = set(self.tasks.running())
         wake_at = math.inf
         busy = self._busy()
         while busy:
@@ -283,8 +303,14 @@ class Dispatcher:
                 if not self._reserved.release():
                     break
             busy = [line for line in busy if line.queue.count]
-        wake_at = min(wake_at, self.recovery.delayed.next(), self.deadlines.next())
-        self._timer.set(wake_at)
+        self._timer.set(
+            min(
+                wake_at,
+                self.recovery.delayed.next(),
+                self.deadlines.next(),
+                self.supervision.next(),
+            )
+        )
 
     def _end_late(self) -> None:
         late = self.deadlines.expired(monotonic())
@@ -297,10 +323,15 @@ class Dispatcher:
 
     def _try(self, line: Line, running: set[str], now: float) -> tuple[bool, float]:
         """Send one batch of a version, or tell when to try again."""
-        wake_at = math.inf
-        ready = [d for address, d in line.devices.items() if address in running]
+        lanes = line.queue.oldest(_LANES)
+        trial = self.supervision.trial(line, lanes, running, now)
+        if trial is not None:
+            self._send(line, *trial)
+            return True, now
+        wake_at = line.health.next(now)
+        ready = self.supervision.fit(line, running, now)
         starving = True
-        for lane in line.queue.oldest(_LANES):
+        for lane in lanes:
             head = lane.head()
             assert head is not None
             devices = self._admission.devices(lane, ready)
@@ -318,8 +349,7 @@ class Dispatcher:
                 alone=isolated,
             )
             if isinstance(decision, Send):
-                line.starved_since = None
-                self.running.dispatch(line, lane, decision)
+                self._send(line, lane, decision)
                 return True, now
             if isolated:
                 self._reserved.keep(lane, devices, now, self.link)
@@ -330,6 +360,14 @@ class Dispatcher:
         else:
             line.starved_since = None
         return False, wake_at
+
+    def _send(self, line: Line, lane: Lane, decision: Send) -> None:
+        line.starved_since = None
+        batch = self.running.dispatch(line, lane, decision)
+        if batch is not None:
+            self.supervision.sent(batch)
+            if not line.health.admits(decision.device.name):
+                line.health.try_with(decision.device.name, batch.batch_id)
 
     def _give_up(self, line: Line, error: Exception) -> None:
         """Nothing can be decided for a version: a user's placement fails."""

@@ -18,6 +18,7 @@ from daskinfer.wording import counted
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
+from scheduler_plugins.health import Suspicion
 from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
@@ -107,6 +108,10 @@ class InferencePlugin(SchedulerPlugin):
             self._expire,
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
+            suspicion=Suspicion(
+                config.number("health.suspect-factor", minimum=1),
+                config.seconds("health.suspect-after") or 0.0,
+            ),
         )
         self.requests = {}
         self.fetching = Fetching(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dask.typing import Key
 
 from scheduler_plugins.batching import Batcher
 from scheduler_plugins.constraint import Constraint
+from scheduler_plugins.health import Health
 from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.placement import resolve
@@ -37,7 +38,11 @@ class LaneKey(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Requests that were sent together and are not answered yet."""
+    """Requests that were sent together and are not answered yet.
+
+    Those that were ``given_up`` run elsewhere by now. The worker was not told: its late
+    results are taken if they come first.
+    """
 
     batch_id: str
     line: Line
@@ -46,6 +51,7 @@ class Batch:
     requests: dict[Key, Request]
     rows: int
     sent_at: float
+    given_up: dict[Key, Request] = field(default_factory=dict)
 
     @property
     def stimulus_id(self) -> str:
@@ -76,6 +82,8 @@ class Line:
         self.policy = policy
         self.counts = counts
         self.retry = deployment.retry
+        self.batch_timeout = deployment.batch_timeout
+        self.health = Health(deployment.breaker)
         self.queue = RequestQueue(age)
         self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
         self.batcher = Batcher(

@@ -130,6 +130,11 @@ class DeviceLoad:
     -----
     Not thread-safe; it lives on the scheduler's event loop.
 
+    Attributes
+    ----------
+    stuck
+        By batch, why the device gets no others until that is answered.
+
     Examples
     --------
     >>> device, link = DeviceLoad("tcp://10.0.0.1:1", "npu"), Link()
@@ -147,6 +152,7 @@ class DeviceLoad:
         "free_at",
         "last_sent",
         "name",
+        "stuck",
     )
 
     def __init__(self, name: str, device_class: str) -> None:
@@ -155,6 +161,7 @@ class DeviceLoad:
         self.flights: list[Flight] = []
         self.free_at = 0.0
         self.last_sent = float("-inf")
+        self.stuck: dict[str, str] = {}
 
     @property
     def idle(self) -> bool:
@@ -165,6 +172,16 @@ class DeviceLoad:
     def rows(self) -> int:
         """Rows of all batches under way."""
         return sum(flight.rows for flight in self.flights)
+
+    def takes_more(self, alone: bool = False) -> bool:
+        """Whether one more batch may be sent; with ``alone``, one that shares nothing.
+
+        >>> DeviceLoad("tcp://10.0.0.1:1", "npu").takes_more(alone=True)
+        True
+        """
+        if alone or not self.flights:
+            return not self.flights
+        return len(self.flights) < IN_FLIGHT and not self.flights[-1].alone
 
     def send(self, flight: Flight) -> None:
         """Note that `flight` has left for this device."""

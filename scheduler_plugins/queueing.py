@@ -72,6 +72,8 @@ class Request:
         Those with whom it runs isolated, once a worker has died under them.
     tried
         Workers on which it has failed, to be avoided.
+    hedged
+        Whether it was moved away from a device that did not answer.
     delayed
         Whether it is held back until its next attempt.
     timeout
@@ -104,6 +106,7 @@ class Request:
     bystander: int = 0
     group: Hashable | None = None
     tried: frozenset[str] = frozenset()
+    hedged: bool = False
     delayed: bool = False
     timeout: float | None = None
     _entry: _Entry | None = field(default=None, repr=False)
@@ -124,7 +127,7 @@ class Request:
         self.ended, self.order, self.arrived = False, None, now
         self.attempts = self.misses = 0
         self.charges = self.solo = self.bystander = 0
-        self.group, self.tried = None, frozenset()
+        self.group, self.tried, self.hedged = None, frozenset(), False
 
 
 #: A request's place in a lane's heap, abandoned once the request names another.

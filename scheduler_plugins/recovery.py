@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 from distributed.metrics import monotonic
 
-from daskinfer.exceptions import RequestFailed, WorkerLost
+from daskinfer.exceptions import BatchTimeout, RequestFailed, WorkerLost
 from daskinfer.wording import counted
 from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
@@ -66,12 +66,12 @@ class Recovery:
         """
         for place, (batch, requests) in enumerate(batches):
             if place == 0:
-                self._charge_batch(batch, requests)
+                self._tell_died(batch)
+                self._charge_batch(batch, requests, WorkerLost)
             else:
                 self._count_bystanders(batch, requests)
 
-    def _charge_batch(self, batch: Batch, requests: Sequence[Request]) -> None:
-        alone = len(batch.run_ids) == 1
+    def _tell_died(self, batch: Batch) -> None:
         logger.warning(
             "%s died while it ran batch %s of %r, which had %s",
             batch.device.name,
@@ -79,21 +79,31 @@ class Recovery:
             batch.line.name,
             counted(len(batch.run_ids), "request"),
         )
+
+    def _charge_batch(
+        self, batch: Batch, requests: Sequence[Request], kind: type[RequestFailed]
+    ) -> None:
+        """Charge those who were running; run them isolated, or let them fail."""
+        alone = len(batch.run_ids) == 1
         for request in requests:
             request.charges += 1
             request.solo += alone
         self._isolate(batch, requests)
-        if alone:
-            for request in requests:
-                self._judge(request, batch)
+        for request in requests:
+            self._judge(request, batch, kind, alone)
 
-    def _judge(self, request: Request, batch: Batch) -> None:
-        policy = batch.line.retry
+    def _judge(
+        self, request: Request, batch: Batch, kind: type[RequestFailed], alone: bool
+    ) -> None:
+        policy, now = batch.line.retry, monotonic()
         proven = isolation.is_proven(request.solo, policy.max_attempts)
         charges = request.charges if proven else 0
-        decision = retrying.decide(policy, WorkerLost, charges, monotonic(), 0.0)
-        if isinstance(decision, Fail) and not self._tasks.spend_retry(request.key):
-            self._fail(request, batch.line, WorkerLost, batch.device.name)
+        decision = retrying.decide(policy, kind, charges, now, random.random())
+        if isinstance(decision, Fail):
+            if alone and not self._tasks.spend_retry(request.key):
+                self._fail(request, batch.line, kind, batch.device.name)
+        elif decision.not_before > now:
+            self._hold_back(request, batch.line, decision.not_before)
 
     def _isolate(self, batch: Batch, requests: Sequence[Request]) -> None:
         for number, part in enumerate(isolation.divide(requests)):
@@ -106,6 +116,19 @@ class Recovery:
             request.bystander += 1
         suspects = [r for r in requests if r.bystander >= isolation.BYSTANDER_LIMIT]
         self._isolate(batch, suspects)
+
+    # Devices that are late
+
+    def timed_out(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """A batch was given up for being past its time limit, with these requests."""
+        for request in requests:
+            request.tried |= {batch.device.name}
+        self._charge_batch(batch, requests, BatchTimeout)
+
+    def moved(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Requests were taken away from a device that does not answer."""
+        for request in requests:
+            self._requeue(request, batch.line)
 
     # Other failures of the engine
 

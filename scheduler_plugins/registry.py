@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
+from daskinfer.breaker import BreakerPolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
@@ -97,6 +98,8 @@ class Deployment:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     request_timeout: float | None = None
     max_queue: int | None = None
+    batch_timeout: float | None = None
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     versions: dict[str, Version] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -63,8 +63,14 @@ class Running:
         """Workers that have a batch."""
         return {batch.device.name for batch in self.batches.values()}
 
-    def dispatch(self, line: Line, lane: Lane, decision: Send) -> None:
-        """Send requests of a lane to the device that was chosen."""
+    def dispatch(self, line: Line, lane: Lane, decision: Send) -> Batch | None:
+        """Send requests of a lane to the device that was chosen.
+
+        Returns
+        -------
+        Batch or None
+            What was sent, if anything could be.
+        """
         now = monotonic()
         requests = line.queue.take(lane, decision.rows)
         self._sequence += 1
@@ -98,8 +104,9 @@ class Running:
         if not payloads:
             self._close(batch)
             line.batcher.lost(batch_id, decision.device, now)
-            return
+            return None
         self._send(address, run_message(self._tasks, batch, payloads))
+        return batch
 
     def unassign(self, request: Request) -> bool:
         """Take a request out of its batch; tell whether it was part of one.
@@ -114,6 +121,26 @@ class Running:
             return False
         self.unwanted.setdefault(batch.batch_id, []).append(request.key)
         return True
+
+    def give_up(self, batch: Batch, requests: Sequence[Request]) -> list[Request]:
+        """Park requests of a batch again, and take its late results if they come.
+
+        Returns
+        -------
+        list of Request
+            Those that the batch still had.
+        """
+        held = [r for r in requests if batch.requests.pop(r.key, None) is not None]
+        for request in held:
+            request.batch = None
+            batch.given_up[request.key] = request
+        self._tasks.park_running([r.key for r in held], f"{batch.stimulus_id}-late")
+        return held
+
+    def recall(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Park requests of a batch again that has not begun; its worker drops them."""
+        keys = [request.key for request in requests]
+        self._tasks.release_running(keys, f"{batch.stimulus_id}-recall")
 
     def drop_unwanted(self) -> None:
         """Tell workers which requests of their batches nobody wants any more."""
@@ -149,14 +176,20 @@ class Running:
 
     # Answers
 
-    def done(self, message: protocol.DoneMessage, address: str) -> None:
-        """Take in what a worker says of a batch."""
+    def done(self, message: protocol.DoneMessage, address: str) -> Batch | None:
+        """Take in what a worker says of a batch.
+
+        Returns
+        -------
+        Batch or None
+            Which it was; None if nobody waits for its answer.
+        """
         now = monotonic()
         batch = self.batches.get(message["batch"])
         if batch is None or batch.device.name != address:
             # Given up already: its requests are running elsewhere, or not wanted.
             self._tasks.complete(message, {}, address, {}, lambda key: {}, {})
-            return
+            return None
         line, requests = batch.line, dict(batch.requests)
         self._close(batch)
         passes = message["passes"]
@@ -177,6 +210,7 @@ class Running:
             address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
         )
         self._settle(batch, requests, message, address)
+        return batch
 
     def _settle(
         self,
@@ -204,26 +238,31 @@ class Running:
             waited = request.dispatched - request.arrived
             return {**about, "queue_seconds": waited, "attempts": request.attempts}
 
+        run_ids = batch.run_ids
+        if batch.given_up:
+            requests |= batch.given_up
+            # Only results are taken. Whatever else is said, another attempt decides.
+            run_ids = {k: i for k, i in run_ids.items() if k not in batch.given_up}
+            late = [key for key in message["keys"] if key in batch.given_up]
+            run_ids |= self._tasks.adopt(late, address, message["stimulus_id"])
         startstop = {"action": "compute", "start": stop - share, "stop": stop}
         clients = {key: request.client for key, request in requests.items()}
-        self._tasks.complete(
-            message, batch.run_ids, address, clients, metadata, startstop
-        )
-        if message["failed"]:
-            for key in message["failed"]:
+        self._tasks.complete(message, run_ids, address, clients, metadata, startstop)
+        failed = {k: f for k, f in message["failed"].items() if k in run_ids}
+        if failed:
+            for key in failed:
                 if key in requests:
                     # Should the user's `retries=` allow another attempt.
                     requests[key].tried |= {address}
-            self._tasks.fail_running(
-                message["failed"], batch.run_ids, address, message["stimulus_id"]
-            )
-        self._retry_missing(requests, message)
+            self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
+        missing = [key for key in message["missing"] if key not in batch.given_up]
+        self._retry_missing(requests, missing, message["stimulus_id"])
 
     def _retry_missing(
-        self, requests: dict[Key, Request], message: protocol.DoneMessage
+        self, requests: dict[Key, Request], missing: list[Key], stimulus_id: str
     ) -> None:
         """Park requests whose inputs had moved when the worker looked for them."""
-        for key in message["missing"]:
+        for key in missing:
             request = requests.get(key)
             if request is None:
                 continue
@@ -235,7 +274,7 @@ class Running:
                     f"{counted(request.misses, 'attempt')}"
                 )
         # Last: it lets them wait again, or fail with the error they have by now.
-        self._tasks.release_running(message["missing"], message["stimulus_id"])
+        self._tasks.release_running(missing, stimulus_id)
 
     def _close(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:

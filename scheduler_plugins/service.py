@@ -11,10 +11,13 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer import protocol
+from daskinfer.breaker import BreakerPolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
+from scheduler_plugins.breaker import BreakerState
+from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.registry import Deployment, ReplicaState, Version
 from scheduler_plugins.statistics import Statistics
 
@@ -70,6 +73,8 @@ class Service:
         retry: dict[str, Any],
         request_timeout: float | None,
         max_queue: int | None,
+        batch_timeout: float | None,
+        breaker: dict[str, Any],
         client: str,
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
@@ -84,6 +89,8 @@ class Service:
             RetryPolicy.from_message(retry),
             request_timeout,
             max_queue,
+            batch_timeout,
+            BreakerPolicy(**breaker),
         )
         made = Version(name, version, artifact["digest"], artifact, warmup)
         try:
@@ -261,10 +268,14 @@ class Service:
         device = line.devices.get(address)
         done = dispatcher.statistics[deployment.name].workers.get(address)
         ready = replica.state is ReplicaState.READY
+        unfit = unfitness(line, address, now)
+        breaker, _ = line.health.state(address, now)
+        if device and device.stuck:
+            breaker = BreakerState.OPEN
         return WorkerStatus(
             address=address,
             state=replica.state.value,
-            healthy=ready and self.plugin.tasks.is_running(address),
+            healthy=ready and not unfit and self.plugin.tasks.is_running(address),
             device=replica.device,
             device_class=replica.device_class,
             batches=done.batches if done else 0,
@@ -274,5 +285,6 @@ class Service:
             if device and device.flights
             else 0.0,
             latency=done.seconds / done.passes if done and done.passes else None,
-            reason=replica.reason,
+            reason=replica.reason or unfit,
+            breaker=breaker.value,
         )

@@ -195,6 +195,42 @@ class TaskStates(Arriving, Failing):
         found = (ts.metadata or {}).get("daskinfer") if ts is not None else None
         return None if found is None else dict(found)
 
+    def adopt(
+        self, keys: Iterable[Key], address: str, stimulus_id: str
+    ) -> dict[Key, int]:
+        """Let a worker have computed requests that were given up there.
+
+        Whoever runs them now is called off. Must be followed by :meth:`complete`.
+
+        Returns
+        -------
+        dict
+            The run ids of those that are still wanted, as of :meth:`dispatch`.
+        """
+        tasks = self.scheduler.tasks
+        wanted = [
+            key
+            for key in keys
+            if key in tasks and tasks[key].state in ("no-worker", "processing")
+        ]
+        self.release_running(wanted, stimulus_id)
+        return self.dispatch(wanted, address, stimulus_id)
+
+    def park_running(self, keys: Iterable[Key], stimulus_id: str) -> None:
+        """Park requests again, and let their worker keep what it may yet send."""
+        s = self.scheduler
+        changes = Changes(s)
+        for key in keys:
+            ts = s.tasks.get(key)
+            if ts is not None and ts.state == "processing":
+                # Dask would tell the worker to forget a result that has been stored
+                # meanwhile, which then is there when it is said to be, and gone after.
+                recommendations, client_msgs, _ = s._transition(
+                    key, "released", stimulus_id
+                )
+                changes.add((recommendations, client_msgs, {}))
+        changes.apply(stimulus_id)
+
     def release_running(self, keys: Iterable[Key], stimulus_id: str) -> None:
         """Park requests again that are processing somewhere."""
         tasks = self.scheduler.tasks

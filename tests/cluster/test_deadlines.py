@@ -153,10 +153,12 @@ async def test_a_deployments_own_limit_and_a_calls_that_goes_before_it(c, s, a, 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_the_configured_limits(c, s, a):
-    with dask.config.set({"daskinfer.request-timeout": "3s", "daskinfer.max-queue": 7}):
+    limits = {"request-timeout": "3s", "batch-timeout": "2s", "max-queue": 7}
+    with dask.config.set({f"daskinfer.{key}": limit for key, limit in limits.items()}):
         await deploy(c, Probe())
     deployment = engine(s).registry.deployment("m")
     assert (deployment.request_timeout, deployment.max_queue) == (3.0, 7)
+    assert deployment.batch_timeout == 2.0
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)

@@ -225,7 +225,12 @@ async def test_a_parked_task_can_be_moved_to_processing_without_a_message(c, s, 
     ws.add_to_long_running(ts)
     first_attempt = ts.run_id
     ts.worker_restrictions = {NOWHERE}
-    s.transitions({"parked": "released"}, "test")
+    changes = s._transition("parked", "released", "test")
+    require(
+        [m["op"] for m in changes[2].get(a.address, ())] == ["free-keys"],
+        "the free-keys message cannot be held back",
+    )
+    s._transitions(changes[0], {}, {}, "test")
     require(ts.state == "no-worker", "a released task does not park again")
     require(not ws.processing and not ws.long_running, "a released task stays behind")
     ts.worker_restrictions = {a.address}

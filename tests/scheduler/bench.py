@@ -11,12 +11,15 @@ from daskinfer import protocol
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.dispatcher import Dispatcher
+from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Deployment
 
 A, B = "tcp://a:1", "tcp://b:1"
 NOWHERE = Constraint(workers=frozenset({"tcp://gone:1"}))
+
+NEVER = Suspicion(factor=1.0, after=float("inf"))
 
 
 class Tasks:
@@ -34,7 +37,10 @@ class Tasks:
         self.failed: dict[Any, Any] = {}
         self.completed: list[tuple[Any, dict[Any, int]]] = []
         self.released: list[Any] = []
+        self.adopted: list[Any] = []
         self.bytes_away_from: dict[str, int] = {}
+        #: What Dask's transitions make the plugin do when a task is parked again.
+        self.parked: Callable[[Any], None] = lambda key: None
 
     def running(self) -> list[str]:
         return [address for address in self.workers if address not in self.paused]
@@ -92,12 +98,25 @@ class Tasks:
 
     def release_running(self, keys: Any, stimulus_id: str) -> None:
         self.released += keys
+        for key in keys:
+            self.parked(key)
+
+    def park_running(self, keys: Any, stimulus_id: str) -> None:
+        self.release_running(keys, stimulus_id)
+
+    def adopt(self, keys: Any, address: str, stimulus_id: str) -> dict[Any, int]:
+        self.adopted += keys
+        return self.dispatch(keys, address, stimulus_id)
 
 
 class Bench:
     """A dispatcher, what it sent, and a way to answer."""
 
-    def __init__(self, warn_after: float = float("inf")) -> None:
+    def __init__(
+        self,
+        warn_after: float = float("inf"),
+        suspicion: Suspicion = NEVER,
+    ) -> None:
         self.tasks = Tasks()
         self.sent: list[tuple[str, Any]] = []
         self.seconds: dict[str, float] = {}
@@ -112,7 +131,9 @@ class Bench:
             self.late.extend,
             priority_age=1.0,
             warn_after=warn_after,
+            suspicion=suspicion,
         )
+        self.requests: dict[Any, tuple[Request, Line]] = {}
 
     def open(
         self,
@@ -138,8 +159,19 @@ class Bench:
         about = {"arrived": 0.0, "signature": "x", "constraint": ANYWHERE} | about
         made = [Request(key, line.name, None, **about) for key in keys]
         for request in made:
+            self.requests[request.key] = request, line
             self.dispatcher.enqueue(request, line)
         return made
+
+    def follow(self) -> Bench:
+        """Let requests that are parked again wait by themselves, as in a cluster."""
+        self.tasks.parked = self._parked
+        return self
+
+    def _parked(self, key: Any) -> None:
+        request, line = self.requests[key]
+        self.dispatcher.unassign(request)
+        self.dispatcher.enqueue(request, line)
 
     def lose(self, address: str, *, expected: bool = False) -> list[Any]:
         """A worker is gone; return the keys that wait again."""

@@ -202,7 +202,7 @@ async def test_a_retry_avoids_the_worker_that_failed_while_another_is_ready():
     (request,) = bench.enqueue(line, "k", tried=frozenset({A}))
     await settle()
     assert bench.batches == [(B, ["k"])]
-    bench.answer(failed={"k": None}, keys=[])
+    bench.answer(failed={"k": {"exception_text": "no"}}, keys=[])
     assert request.tried == {A, B}
     # Where all have been tried, any is better than none.
     bench.dispatcher.enqueue(request, line)

@@ -144,6 +144,32 @@ async def test_attempts_are_told_apart(c, s, a):
     assert not ws.processing and not ws.long_running
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_is_late_is_adopted_as_the_one_that_did_it(c, s, a, b):
+    tasks = TaskStates(s)
+    keys = ["parked", "elsewhere", "cancelled"]
+    tasks.create(c.id, [new(key) for key in keys], "test")
+    tasks.start(keys, "test")
+    first = tasks.dispatch(keys, a.address, "test")
+    tasks.park_running(keys, "test")
+    assert {s.tasks[key].state for key in keys} == {"no-worker"}
+    assert not s.workers[a.address].processing
+    # The worker may keep what it has stored meanwhile.
+    sent = [m["op"] for m in s.stream_comms[a.address].buffer]
+    assert "free-keys" not in sent
+    tasks.dispatch(["elsewhere"], b.address, "test")
+    s.client_releases_keys(["cancelled"], c.id)
+    adopted = tasks.adopt([*keys, "unknown"], a.address, "test")
+    assert adopted.keys() == {"parked", "elsewhere"}
+    for key, run_id in adopted.items():
+        assert run_id != first[key]
+        assert tasks.is_current(key, a.address, run_id)
+    assert not s.workers[b.address].processing
+    s.validate_state()
+    s.client_releases_keys(keys, c.id)
+    assert not s.tasks
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_retries_park_a_request_again(c, s, a):
     tasks = TaskStates(s)

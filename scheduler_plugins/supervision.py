@@ -1,0 +1,286 @@
+"""Watches over the devices: which are late, which are fit, and what is to be done.
+
+What is late, and who is to blame, is decided elsewhere
+(:mod:`~scheduler_plugins.health`); this shell keeps the time of each batch and enacts
+what follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, cast
+
+from distributed.metrics import monotonic
+
+from scheduler_plugins.batching import Send
+from scheduler_plugins.breaker import BreakerState
+from scheduler_plugins.deadlines import Deadlines
+from scheduler_plugins.line import LaneKey
+
+if TYPE_CHECKING:
+    from daskinfer.protocol import DoneMessage
+    from scheduler_plugins.admission import Admission
+    from scheduler_plugins.health import Suspicion
+    from scheduler_plugins.line import Batch, Line
+    from scheduler_plugins.load import DeviceLoad, Link
+    from scheduler_plugins.queueing import Lane
+    from scheduler_plugins.recovery import Recovery
+    from scheduler_plugins.running import Running
+
+logger = logging.getLogger("distributed.inference.supervision")
+
+
+class Supervision:
+    """Gives up batches that take too long, and keeps requests from unfit devices.
+
+    Parameters
+    ----------
+    lines
+        All versions in service.
+    running
+        The batches under way.
+    recovery
+        Gives requests their next attempt.
+    admission
+        Knows which devices a request may use.
+    link
+        What messages take.
+    suspicion
+        From when on a batch makes its device suspect.
+
+    Notes
+    -----
+    A device runs one batch after the other. So one that does not end stands in the way
+    of everything that was sent behind it, of all deployments, and nothing is known of
+    the device until it says something again.
+    """
+
+    def __init__(
+        self,
+        lines: Collection[Line],
+        running: Running,
+        recovery: Recovery,
+        admission: Admission,
+        link: Link,
+        suspicion: Suspicion,
+    ) -> None:
+        self._lines = lines
+        self._running = running
+        self._recovery = recovery
+        self._admission = admission
+        self._link = link
+        self._suspicion = suspicion
+        self.watched: Deadlines[str] = Deadlines()
+        self._stuck: list[DeviceLoad] = []
+
+    def __repr__(self) -> str:
+        return f"<Supervision batches: {len(self.watched)} stuck: {self._stuck}>"
+
+    # Which devices are fit
+
+    def fit(self, line: Line, running: Collection[str], now: float) -> list[DeviceLoad]:
+        """The devices of a version that may be given any batch."""
+        ready = [d for address, d in line.devices.items() if address in running]
+        if line.health.is_perfect and not self._stuck:
+            return ready
+        health = line.health
+        fit = [d for d in ready if not d.stuck and health.admits(d.name)]
+        # One that fails fast looks idle. It gets its share, and no more.
+        return [d for d in fit if not health.rests(d.name, now)] or fit
+
+    def trial(
+        self,
+        line: Line,
+        lanes: Iterable[Lane],
+        running: Collection[str],
+        now: float,
+    ) -> tuple[Lane, Send] | None:
+        """Find one request for a device that may be well again."""
+        if not line.health.breakers:
+            return None
+        for address in line.health.candidates(now):
+            device = line.devices.get(address)
+            if device is None or device.stuck or address not in running:
+                continue
+            for lane in lanes:
+                isolated = cast(LaneKey, lane.key).group is not None
+                # Who might kill a worker, or take too long, proves nothing.
+                if isolated and self.fit(line, running, now):
+                    continue
+                if not device.takes_more(isolated):
+                    continue
+                if device in self._admission.devices(lane, [device]):
+                    return lane, Send(device, 1, False, "alone" if isolated else "try")
+        return None
+
+    # What happens
+
+    def sent(self, batch: Batch) -> None:
+        """A batch has left."""
+        self.watched.set(batch.batch_id, batch.sent_at + self._patience(batch))
+
+    def answered(self, batch: Batch, message: DoneMessage) -> None:
+        """A worker has said something of a batch."""
+        self.watched.discard(batch.batch_id)
+        now = monotonic()
+        device, health = batch.device, batch.line.health
+        address = device.name
+        if device.stuck.pop(batch.batch_id, None) is not None:
+            if not device.stuck:
+                self._came_back(device, now)
+            return
+        if message["keys"]:
+            changed = health.answered(address, batch.batch_id, now)
+        elif message["failed"]:
+            failed = len(message["failed"])
+            told = next(iter(message["failed"].values()))["exception_text"]
+            reason = (
+                f"all of its latest batches failed ({told}), which those of other "
+                "workers do not"
+            )
+            rows = max(batch.rows, failed)
+            predicted = batch.line.latency.seconds(address, device.device_class, rows)
+            changed = health.refused(
+                address, batch.batch_id, now, batch.sent_at + predicted, reason
+            )
+        else:
+            health.undecided(address, batch.batch_id)
+            return
+        if changed is BreakerState.OPEN:
+            self._tell_opened(batch.line, address, now)
+        elif changed is BreakerState.CLOSED:
+            logger.info(
+                "%s serves %r again: its trial succeeded", address, batch.line.name
+            )
+
+    def forget(self, batch: Batch) -> None:
+        """No answer of a batch will come."""
+        self.watched.discard(batch.batch_id)
+
+    def worker_lost(self, address: str) -> None:
+        """A worker is gone, and what is held against it."""
+        self._stuck = [device for device in self._stuck if device.name != address]
+        for line in self._lines:
+            line.health.forget(address)
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        self.watched.clear()
+        for device in self._stuck:
+            device.stuck.clear()
+        self._stuck.clear()
+
+    # What is late
+
+    def next(self) -> float:
+        """When to look again."""
+        return self.watched.next()
+
+    def check(self, running: Collection[str], now: float) -> None:
+        """Give up what is past its time, and move what stands behind it."""
+        for batch_id in self.watched.expired(now):
+            batch = self._running.batches.get(batch_id)
+            if batch is not None:
+                self._check_batch(batch, now)
+        for device in self._stuck:
+            self._move(device, running, now)
+
+    def _check_batch(self, batch: Batch, now: float) -> None:
+        started = self._started(batch)
+        if started is None:
+            self.watched.set(batch.batch_id, now + self._patience(batch))
+            return
+        limit = batch.line.batch_timeout
+        if limit is not None and now >= started + limit:
+            self._time_out(batch, limit, now)
+            return
+        again = math.inf if limit is None else started + limit
+        suspect_at = started + self._suspicion.limit(self._predicted(batch))
+        if now < suspect_at:
+            again = min(again, suspect_at)
+        elif batch.batch_id not in batch.device.stuck:
+            reason = (
+                f"it has not answered batch {batch.batch_id} of {batch.line.name!r} "
+                f"for {now - started:.3g} s, which was to take "
+                f"{self._predicted(batch):.3g} s"
+            )
+            logger.warning("%s is suspect: %s", batch.device.name, reason)
+            self._note_stuck(batch, reason)
+        if again < math.inf:
+            self.watched.set(batch.batch_id, again)
+
+    def _time_out(self, batch: Batch, limit: float, now: float) -> None:
+        address, line = batch.device.name, batch.line
+        reason = (
+            f"batch {batch.batch_id} of {line.name!r} ran for longer than {limit:g} s"
+        )
+        self._note_stuck(batch, reason)
+        if line.health.open(address, now, reason):
+            self._tell_opened(line, address, now)
+        requests = self._running.give_up(batch, list(batch.requests.values()))
+        self._recovery.timed_out(batch, requests)
+
+    def _note_stuck(self, batch: Batch, reason: str) -> None:
+        device = batch.device
+        if not device.stuck:
+            self._stuck.append(device)
+        device.stuck.setdefault(batch.batch_id, reason)
+
+    def _came_back(self, device: DeviceLoad, now: float) -> None:
+        self._stuck = [other for other in self._stuck if other is not device]
+        logger.info("%s answers again", device.name)
+        for line in self._lines:
+            if line.devices.get(device.name) is device:
+                line.health.doubt(device.name, now, "it was late, and is tried first")
+
+    def _move(self, device: DeviceLoad, running: Collection[str], now: float) -> None:
+        """Have requests of a stuck device run elsewhere, each of them once."""
+        first = device.flights[0].batch_id if device.flights else None
+        for batch in list(self._running.batches.values()):
+            if batch.device is not device or not batch.requests:
+                continue
+            others = self.fit(batch.line, running, now)
+            moving = [
+                request
+                for request in batch.requests.values()
+                if not request.hedged and self._admission.allowed(request, others)
+            ]
+            for request in moving:
+                request.hedged = True
+                request.tried |= {device.name}
+            if batch.batch_id == first:
+                self._running.give_up(batch, moving)
+            elif moving:
+                self._running.recall(batch, moving)
+            self._recovery.moved(batch, moving)
+
+    # Times
+
+    def _started(self, batch: Batch) -> float | None:
+        """When a batch began to run, as far as is known; None if it has not."""
+        device = batch.device
+        if not device.flights or device.flights[0].batch_id != batch.batch_id:
+            return None
+        return max(device.free_at, batch.sent_at + self._link.outbound)
+
+    def _predicted(self, batch: Batch) -> float:
+        kind = batch.device.device_class
+        return batch.line.latency.seconds(batch.device.name, kind, max(batch.rows, 1))
+
+    def _patience(self, batch: Batch) -> float:
+        """Seconds on the device that no batch is asked about before."""
+        limit = batch.line.batch_timeout
+        suspect = self._suspicion.limit(self._predicted(batch))
+        return suspect if limit is None else min(suspect, limit)
+
+    def _tell_opened(self, line: Line, address: str, now: float) -> None:
+        breaker = line.health.breakers[address]
+        logger.warning(
+            "%s gets no requests for %r for %.3g s: %s",
+            address,
+            line.name,
+            breaker.next() - now,
+            breaker.reason,
+        )
