@@ -73,7 +73,7 @@ class Request:
     tried
         Workers on which it has failed, to be avoided.
     hedged
-        Whether it was moved away from a device that did not answer.
+        Whether it was given to another device as one that runs it did not answer.
     delayed
         Whether it is held back until its next attempt.
     timeout

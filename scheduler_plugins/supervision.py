@@ -236,24 +236,33 @@ class Supervision:
                 line.health.doubt(device.name, now, "it was late, and is tried first")
 
     def _move(self, device: DeviceLoad, running: Collection[str], now: float) -> None:
-        """Have requests of a stuck device run elsewhere, each of them once."""
+        """Have requests of a stuck device run elsewhere.
+
+        Those that run there do so once; those that have not begun, each time.
+        """
         first = device.flights[0].batch_id if device.flights else None
         for batch in list(self._running.batches.values()):
             if batch.device is not device or not batch.requests:
                 continue
+            has_begun = batch.batch_id == first
             others = self.fit(batch.line, running, now)
             moving = [
                 request
                 for request in batch.requests.values()
-                if not request.hedged and self._admission.allowed(request, others)
+                if not (has_begun and request.hedged)
+                and self._admission.allowed(request, others)
             ]
+            if not moving:
+                continue
             for request in moving:
-                request.hedged = True
+                request.hedged = request.hedged or has_begun
                 request.tried |= {device.name}
-            if batch.batch_id == first:
+            if has_begun:
                 self._running.give_up(batch, moving)
-            elif moving:
+            else:
                 self._running.recall(batch, moving)
+            # A request must not come back while the worker may still have its result.
+            device.stuck.setdefault(batch.batch_id, f"it drops batch {batch.batch_id}")
             self._recovery.moved(batch, moving)
 
     # Times
