@@ -238,6 +238,11 @@ class Health:
         self.breakers.pop(address, None)
         self._streaks.pop(address, None)
 
+    def clear(self) -> None:
+        """Forget all batches: no trial under way is going to be answered."""
+        for breaker in self.breakers.values():
+            breaker.probe = None
+
     def _breaker(self, address: str) -> Breaker:
         return self.breakers.setdefault(address, Breaker(self._policy))
 

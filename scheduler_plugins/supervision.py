@@ -128,6 +128,7 @@ class Supervision:
         device, health = batch.device, batch.line.health
         address = device.name
         if device.stuck.pop(batch.batch_id, None) is not None:
+            health.undecided(address, batch.batch_id)
             if not device.stuck:
                 self._came_back(device, now)
             return
@@ -171,6 +172,8 @@ class Supervision:
         for device in self._stuck:
             device.stuck.clear()
         self._stuck.clear()
+        for line in self._lines:
+            line.health.clear()
 
     # What is late
 

@@ -41,6 +41,8 @@ class Tasks:
         self.bytes_away_from: dict[str, int] = {}
         #: What Dask's transitions make the plugin do when a task is parked again.
         self.parked: Callable[[Any], None] = lambda key: None
+        #: ... and when it has failed.
+        self.erred: Callable[[Any], None] = lambda key: None
 
     def running(self) -> list[str]:
         return [address for address in self.workers if address not in self.paused]
@@ -88,6 +90,8 @@ class Tasks:
 
     def fail_parked(self, keys: Any, error: Exception, stimulus_id: str) -> None:
         self.failed |= dict.fromkeys(keys, error)
+        for key in keys:
+            self.erred(key)
 
     def fail(self, keys: Any, error: Exception, stimulus_id: str) -> None:
         self.fail_parked(keys, error, stimulus_id)
@@ -164,14 +168,20 @@ class Bench:
         return made
 
     def follow(self) -> Bench:
-        """Let requests that are parked again wait by themselves, as in a cluster."""
+        """Let requests that are parked again, or fail, behave as in a cluster."""
         self.tasks.parked = self._parked
+        self.tasks.erred = self._erred
         return self
 
     def _parked(self, key: Any) -> None:
         request, line = self.requests[key]
         self.dispatcher.unassign(request)
         self.dispatcher.enqueue(request, line)
+
+    def _erred(self, key: Any) -> None:
+        request, _ = self.requests[key]
+        self.dispatcher.discard(request)
+        self.dispatcher.unassign(request)
 
     def lose(self, address: str, *, expected: bool = False) -> list[Any]:
         """A worker is gone; return the keys that wait again."""

@@ -9,15 +9,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskinfer import RetryPolicy
+from daskinfer import BreakerPolicy, RetryPolicy
 from daskinfer.exceptions import BatchTimeout, WorkerLost
 from daskinfer.policy import BatchPolicy
+from scheduler_plugins.health import Health, Suspicion
 from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.queueing import Lane, Request
 from tests.scheduler import virtual
-from tests.scheduler.bench import Bench, settle
+from tests.scheduler.bench import NEVER, Bench, settle
 
 MAX_ROWS = 6
+FAILURE = {"exception_text": "the model's own"}
 SECONDS = 0.05
 
 ARRIVE = st.tuples(
@@ -40,16 +42,23 @@ LINES = ("m", "n")
 class World:
     """Two deployments on the same devices, and what may happen to them."""
 
-    def __init__(self) -> None:
-        self.bench = Bench()
+    def __init__(
+        self, suspicion: Suspicion = NEVER, batch_timeout: float | None = None
+    ) -> None:
+        self.bench = Bench(suspicion=suspicion).follow()
         self.tasks = self.bench.tasks
         self.tasks.workers = []
+        self.tasks.adopt = self.adopt  # type: ignore[method-assign]
+        self.adopted: list[int] = []
         self.lines = []
         for name in LINES:
             line = self.bench.open(
                 name, SECONDS, workers=(), policy=BatchPolicy(max_batch_size=MAX_ROWS)
             )
             line.retry = RetryPolicy(max_attempts=3, backoff=0.01)
+            line.health = Health(BreakerPolicy(cooldown=0.1, max_cooldown=0.5))
+            line.batch_timeout = batch_timeout
+            batch_timeout = None  # the other's batches make their worker suspect
             self.lines.append(line)
         self.everybody: dict[int, Request] = {}
         self.deadly: set[int] = set()
@@ -114,7 +123,7 @@ class World:
         if what in ("answer", "refuse", "time out"):
             if running:
                 batch = running[number % len(running)]
-                if self.deadly & set(batch.requests):
+                if self.deadly & {*batch.requests, *batch.given_up}:
                     self.lose(batch.device.name)
                 elif what == "answer":
                     self.answer(batch)
@@ -161,12 +170,26 @@ class World:
             if key not in failed:
                 self.answered.add(key)
                 self.ends[key] += 1
+        for key in self.adopted:
+            self.answered.add(key)
+            self.ends[key] += 1
+        self.adopted.clear()
+
+    def adopt(self, keys: list[int], address: str, stimulus_id: str) -> dict[int, int]:
+        """Late results: whoever runs or waits for another attempt does so no more."""
+        self._note_failures()
+        wanted = [key for key in keys if not self.ends[key]]
+        for key in wanted:
+            self.bench.dispatcher.unassign(self.everybody[key])
+            self.bench.dispatcher.discard(self.everybody[key])
+        self.adopted += wanted
+        return self.tasks.dispatch(wanted, address, stimulus_id)
 
     def refuse(self, batch: Batch) -> None:
         """The model raises for one of them, for good."""
         first = next(iter(batch.requests), None)
         if first is not None:
-            self.answer(batch, failed={first: "the model's own"})
+            self.answer(batch, failed={first: FAILURE})
             self._note_failures()
 
     def time_out(self, batch: Batch) -> None:
@@ -195,12 +218,12 @@ class World:
     def _note_failures(self) -> None:
         for key in self.tasks.failed:
             if not self.ends[key]:
-                self.bench.dispatcher.discard(self.everybody[key])
                 self.ends[key] += 1
 
     # What must hold
 
     def check(self) -> None:
+        self._note_failures()
         dispatcher = self.bench.dispatcher
         for request in self.everybody.values():
             places = [
@@ -228,6 +251,9 @@ class World:
                 idle = [device for device in allowed if device.idle]
                 assert not idle, f"{lane} waits while {idle} idle"
 
+    def all_ended(self) -> bool:
+        return self.ends.keys() >= self.everybody.keys()
+
     def end(self) -> None:
         dispatcher = self.bench.dispatcher
         assert all(count == 1 for count in self.ends.values())
@@ -243,8 +269,7 @@ class World:
         assert all(d.idle for line in self.lines for d in line.devices.values())
 
 
-async def live(steps: list[Any]) -> None:
-    world = World()
+async def live(steps: list[Any], world: World, pause: float = 60) -> None:
     for step in steps:
         if step[0] == "arrive":
             world.arrive(*step[1:])
@@ -258,11 +283,12 @@ async def live(steps: list[Any]) -> None:
     world.resume()
     world.join()
     for _ in range(3000):
-        await asyncio.sleep(60)
+        await asyncio.sleep(pause)
         await settle()
         world.check()
-        world.nobody_waits_in_vain()
-        if not world.running():
+        if pause > 1:  # longer than anything is held back
+            world.nobody_waits_in_vain()
+        if not world.running() and world.all_ended():
             break
         world.step("answer", 0)
         if not world.tasks.workers:
@@ -278,4 +304,19 @@ async def live(steps: list[Any]) -> None:
 @settings(deadline=None, max_examples=150)
 @given(STEPS)
 def test_every_request_ends_once_whatever_happens(steps):
-    virtual.run(live(steps))
+    async def go() -> None:
+        await live(steps, World())
+
+    virtual.run(go())
+
+
+@settings(deadline=None, max_examples=150)
+@given(STEPS)
+def test_also_where_batches_are_late(steps):
+    """Time passes while devices say nothing, and some do so in the end."""
+
+    async def go() -> None:
+        world = World(Suspicion(factor=1.0, after=0.15), batch_timeout=0.1)
+        await live(steps, world, pause=0.06)
+
+    virtual.run(go())
