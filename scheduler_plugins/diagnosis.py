@@ -12,7 +12,6 @@ from scheduler_plugins.breaker import BreakerState
 if TYPE_CHECKING:
     from scheduler_plugins.constraint import Constraint
     from scheduler_plugins.line import LaneKey, Line
-    from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
     from scheduler_plugins.taskstate import TaskStates
 
@@ -45,15 +44,15 @@ class Diagnosis:
         self._registry = registry
         self._tasks = tasks
 
-    def problem(self, line: Line, request: Request | None = None) -> str | None:
+    def problem(self, line: Line, constraint: Constraint | None = None) -> str | None:
         """Why what waits for a version is not served, or None if it is.
 
         Parameters
         ----------
         line
             The version.
-        request
-            Who waits; None: the one whose turn it is.
+        constraint
+            Where requests may run; None: those whose turn it is.
         """
         try:
             problem = self._registry.problem(line.name, line.version)
@@ -72,15 +71,11 @@ class Diagnosis:
         if all(unfit.values()):
             told = "; ".join(f"{address}: {why}" for address, why in unfit.items())
             return f"no worker is fit: {told}"
-        constraints = [
-            cast("Constraint", request.constraint)
-            if request is not None
-            else cast("LaneKey", lane.key).constraint
-            for lane in line.queue.oldest(1)
-        ]
-        for constraint in constraints:
-            if not any(self._tasks.admits(constraint, address) for address in ready):
-                return self._unsatisfied(constraint)
+        if constraint is None:
+            (lane,) = line.queue.oldest(1)[:1]
+            constraint = cast("LaneKey", lane.key).constraint
+        if not any(self._tasks.admits(constraint, address) for address in ready):
+            return self._unsatisfied(constraint)
         return None
 
     def _unsatisfied(self, constraint: Constraint) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dask.typing import Key
 from distributed.metrics import monotonic
@@ -13,6 +14,7 @@ from daskinfer.wording import counted
 
 if TYPE_CHECKING:
     from daskinfer.exceptions import InferenceError
+    from scheduler_plugins.constraint import Constraint
     from scheduler_plugins.diagnosis import Diagnosis
     from scheduler_plugins.dispatcher import Dispatcher
     from scheduler_plugins.line import Line
@@ -173,11 +175,17 @@ class Lifecycle:
 
     def expire(self, keys: list[Key]) -> None:
         """The deadline of requests has come: they fail wherever they are."""
-        late = [(key, self._too_late(self._requests[key])) for key in keys]
+        # Those who ask for the same workers have the same problem.
+        problem = functools.cache(self._diagnosis.problem)
+        late = [(key, self._too_late(self._requests[key], problem)) for key in keys]
         for group, error in _alike(late):
             self._tasks.fail(group, error, f"{_STIMULUS}-expired")
 
-    def _too_late(self, request: Request) -> DeadlineExceeded:
+    def _too_late(
+        self,
+        request: Request,
+        problem: Callable[[Line, Constraint], str | None],
+    ) -> DeadlineExceeded:
         passed = f"the timeout of {request.timeout:g} s for {request.name!r} has passed"
         where = "while its inputs were computed"
         batch = self._dispatcher.running.batches.get(request.batch or "")
@@ -185,9 +193,10 @@ class Lifecycle:
             where = f"while it was running on {batch.device.name}"
         elif request.waiting or request.delayed:
             where = "while it waited in the queue"
-            problem = self._diagnosis.problem(self._line_of(request), request)
-            if problem is not None:
-                return NoReadyWorker(f"{passed}: {problem}", name=request.name)
+            constraint = cast("Constraint", request.constraint)
+            told = problem(self._line_of(request), constraint)
+            if told is not None:
+                return NoReadyWorker(f"{passed}: {told}", name=request.name)
         return DeadlineExceeded(
             f"{passed} {where}: allow more time, or add workers", name=request.name
         )
