@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import config as _config  # registers the defaults with Dask
 from daskinfer import transport as _transport
 from daskinfer.breaker import BreakerPolicy
-from daskinfer.client import deploy, deployments, get, info
+from daskinfer.client import deployments, get, info
+from daskinfer.deployment import deploy
 from daskinfer.exceptions import (
     BatchTimeout,
     DeadlineExceeded,
