@@ -22,7 +22,7 @@ from scheduler_plugins.admission import Admission
 from scheduler_plugins.batching import Send
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.health import Suspicion
-from scheduler_plugins.line import LaneKey, Line
+from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.queueing import Lane, Request
 from scheduler_plugins.recovery import Recovery
@@ -171,6 +171,15 @@ class Dispatcher:
 
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
+        batches = self._take_out(address)
+        for counts in self.statistics.values():
+            counts.workers.pop(address, None)
+        if not expected:
+            self.recovery.worker_lost(batches)
+        self.wake()
+
+    def _take_out(self, address: str) -> list[tuple[Batch, list[Request]]]:
+        """Send nothing more to a worker; return its batches, and who is in them."""
         batches = self.running.lost(address)
         for batch, _ in batches:
             self.supervision.forget(batch)
@@ -180,11 +189,7 @@ class Dispatcher:
                 line.latency.forget(address)
         for key in [key for key in self._devices if key[0] == address]:
             del self._devices[key]
-        for counts in self.statistics.values():
-            counts.workers.pop(address, None)
-        if not expected:
-            self.recovery.worker_lost(batches)
-        self.wake()
+        return batches
 
     def enqueue(self, request: Request, line: Line) -> None:
         """Let a request wait for a batch."""
@@ -229,8 +234,15 @@ class Dispatcher:
 
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
-        batch = self.running.done(message, address)
-        if batch is not None:
+        batch, struck = self.running.done(message, address)
+        if message["broken"]:
+            # What was queued behind comes back; nobody is to blame for it.
+            for behind, requests in self._take_out(address):
+                self.running.release(requests, f"{behind.stimulus_id}-back")
+            if batch is not None:
+                self.supervision.forget(batch)
+                self.recovery.device_failed(batch, struck, message["broken"])
+        elif batch is not None:
             self.supervision.answered(batch, message)
         self.wake()
 

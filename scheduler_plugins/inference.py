@@ -270,8 +270,29 @@ class InferencePlugin(SchedulerPlugin):
 
     @guarded
     def done(self, worker: str, **message: Any) -> None:
-        """A worker has answered a batch."""
+        """A worker has answered a batch, or says that its device is broken."""
+        if message["broken"]:
+            self._device_failed(worker, message["broken"])
         self.dispatcher.done(message, worker)  # type: ignore[arg-type]
+
+    def _device_failed(self, worker: str, reason: str) -> None:
+        """Take a worker out of service, and have its process replaced if possible."""
+        ws = self.scheduler.workers.get(worker)
+        if ws is None:
+            return
+        told = f"its device is broken: {reason}"
+        if ws.nanny:
+            message: protocol.ReplaceMessage = {
+                "op": protocol.REPLACE,
+                "reason": told,
+                "stimulus_id": f"{_STIMULUS}-replace",
+            }
+            self.scheduler.worker_send(worker, dict(message))
+            told += "; its Nanny starts it anew"
+        else:
+            told += "; it has no Nanny: start it anew"
+        self.registry.device_failed(worker, told)
+        self.service.changed()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""

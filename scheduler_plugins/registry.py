@@ -30,13 +30,15 @@ class WorkerFacts:
     """What a worker has told about itself.
 
     ``devices`` maps the kinds it can use to device classes, the best first;
-    ``reasons`` says why it cannot use the others.
+    ``reasons`` says why it cannot use the others, ``broken`` why it can use none any
+    more.
     """
 
     address: str
     devices: Mapping[str, str]
     reasons: Mapping[str, str]
     resources: Mapping[str, float]
+    broken: str | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +109,8 @@ class Deployment:
 
     def refusal(self, worker: WorkerFacts) -> str | None:
         """Why a worker cannot serve this deployment, or None if it can."""
+        if worker.broken is not None:
+            return worker.broken
         for resource, amount in self.resources:
             if worker.resources.get(resource, 0) < amount:
                 has = ", ".join(
@@ -236,6 +240,19 @@ class Registry:
         self.workers.pop(address, None)
         for version in self.versions():
             version.replicas.pop(address, None)
+
+    def device_failed(self, address: str, reason: str) -> None:
+        """Note that nothing runs on a worker's device any more, and why."""
+        worker = self.workers.get(address)
+        if worker is None:
+            return
+        worker.broken = reason
+        for version in self.versions():
+            replica = version.replicas.get(address)
+            if replica is not None:
+                replica.state, replica.reason = ReplicaState.FAILED, reason
+                # What is being loaded there will not be of use.
+                replica.load = next(self._loads)
 
     def versions(self) -> Iterable[Version]:
         """All versions of all deployments."""

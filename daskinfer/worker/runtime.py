@@ -15,7 +15,7 @@ from distributed.protocol.serialize import to_serialize
 
 from daskinfer import config, protocol, transport
 from daskinfer.exceptions import InferenceError
-from daskinfer.failure import dump_failure
+from daskinfer.failure import describe, dump_failure
 from daskinfer.streams import tune
 from daskinfer.wording import counted
 from daskinfer.worker.device_queue import DeviceQueue
@@ -83,6 +83,8 @@ class InferenceRuntime(WorkerPlugin):
         Batches that are not answered yet.
     is_closing
         Whether the worker is on its way out.
+    broken
+        Why nothing runs on the device any more; None while all is well.
     """
 
     name = "daskinfer-runtime"
@@ -93,6 +95,7 @@ class InferenceRuntime(WorkerPlugin):
     device: DeviceQueue
     jobs: dict[str, Job]
     is_closing: bool
+    broken: BaseException | None
 
     def __repr__(self) -> str:
         if not hasattr(self, "worker"):
@@ -109,6 +112,7 @@ class InferenceRuntime(WorkerPlugin):
         self.worker = worker
         self.jobs = {}
         self.is_closing = False
+        self.broken = None
         self.device = DeviceQueue(worker)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
@@ -118,6 +122,7 @@ class InferenceRuntime(WorkerPlugin):
                 protocol.DROP: self.drop,
                 protocol.LOAD: self.load,
                 protocol.UNLOAD: self.unload,
+                protocol.REPLACE: self.replace,
             }
         )
         worker.handlers[protocol.FETCH] = self.fetch
@@ -173,7 +178,8 @@ class InferenceRuntime(WorkerPlugin):
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
-        if self.is_closing:
+        if self.is_closing or self.broken is not None:
+            # The scheduler will know before it could have heard of this batch.
             return
         model = self.loader.find(name, version)
         if model is None:
@@ -208,6 +214,8 @@ class InferenceRuntime(WorkerPlugin):
             outcome = await self.device.run(
                 job.model.resources, self._execute, job, inputs
             )
+            if outcome is None:
+                return
             for key in job.dropped:
                 outcome.results.pop(key, None)
             self._report(job.batch, outcome, job, missing)
@@ -218,7 +226,10 @@ class InferenceRuntime(WorkerPlugin):
         finally:
             del self.jobs[job.batch]
 
-    def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
+    def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome | None:
+        """Run a batch; None if it came behind one that found the device broken."""
+        if self.broken is not None:
+            return None
         job.started = monotonic()
         found = inputs if job.who_has else None
         items = [
@@ -228,6 +239,7 @@ class InferenceRuntime(WorkerPlugin):
         ]
         outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
+        self.broken = outcome.broken
         return outcome
 
     def _report(
@@ -264,9 +276,25 @@ class InferenceRuntime(WorkerPlugin):
             "ran": job.ended - job.started if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",
             "pack": self._pack(stored, outcome, job.inline) if job else None,
+            "struck": outcome.struck,
+            "broken": "" if outcome.broken is None else describe(outcome.broken),
             "stimulus_id": stimulus_id,
         }
         self.worker.batched_send(message)
+
+    # A device that is broken
+
+    @guarded
+    def replace(self, reason: str, stimulus_id: str) -> None:
+        """Have the Nanny start this process anew.
+
+        Results in its memory move to other workers first.
+        """
+        logger.warning("Replacing the process of %s: %s", self.worker.address, reason)
+        # Not as one of the worker's own background tasks: closing cancels those.
+        self.worker.loop.add_callback(
+            self.worker.close_gracefully, restart=True, reason=reason
+        )
 
     # Results
 

@@ -235,6 +235,8 @@ class Bench:
             "waited": 0.0,
             "ran": seconds,
             "device": "cpu",
+            "struck": [],
+            "broken": "",
             "stimulus_id": "done",
         }
         self.dispatcher.done(done | about, address)

@@ -171,3 +171,27 @@ def test_representations_tell_what_is_there():
     registry.add(wanted, made)
     assert repr(wanted) == "<Deployment 'm' versions: ['1']>"
     assert repr(made) == "<Version 'm' '1' ready: 0>"
+
+
+def test_a_worker_whose_device_is_broken_serves_nothing_and_says_why():
+    registry = Registry()
+    registry.join(worker(A))
+    registry.join(worker(B))
+    (a, _) = registry.add(deployment(), version())
+    for address in (A, B):
+        loaded(registry, address)
+    registry.device_failed(A, "its device is broken: 507015")
+    assert [r.address for r in registry.version("m").ready()] == [B]
+    # A load that was under way there is not awaited any more.
+    assert not registry.awaits("m", "1", A, 1)
+    assert a.reason == "its device is broken: 507015"
+    assert [r.address for r in registry.add(deployment("n"), version("n"))] == [B]
+    registry.device_failed(B, "too")
+    assert "tcp://a:1: failed: its device is broken: 507015" in registry.problem("m")
+    assert "tcp://a:1: its device is broken: 507015" in registry.problem("n")
+    # Under the same address, a process that is new.
+    registry.leave(A)
+    registry.join(worker(A))
+    assert loaded(registry, A)
+    assert registry.problem("m") is None
+    registry.device_failed("tcp://unknown:1", "whatever")
