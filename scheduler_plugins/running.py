@@ -199,7 +199,7 @@ class Running:
         passes = message["passes"]
         if message["out_of_memory"]:
             line.latency.out_of_memory(
-                batch.device.device_class, message["out_of_memory"]
+                batch.device.device_class, message["out_of_memory"], now
             )
         line.batcher.completed(
             batch.batch_id,
