@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskinfer.loss import Calls, told_as_lost
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -18,7 +20,7 @@ _SCHEDULER = "daskinfer-scheduler"
 
 def calls(client: Client) -> Any:
     """The scheduler's calls, as methods to await."""
-    return client.scheduler
+    return Calls(client.scheduler)
 
 
 def is_installed(client: Client) -> bool:
@@ -34,11 +36,14 @@ async def install(client: Client) -> None:
     ------
     ImportError
         If daskinfer is not installed where the scheduler runs.
+    SchedulerLost
+        If it is gone.
     """
     from scheduler_plugins import InferencePlugin
 
     connection = client.scheduler_comm
-    await client.register_plugin(InferencePlugin())
+    with told_as_lost():
+        await client.register_plugin(InferencePlugin())
     client.extensions[_EXTENSION] = connection
     # Dask forgets it when the client is closed.
     client.extensions[_SCHEDULER] = client._scheduler_identity.get("id")

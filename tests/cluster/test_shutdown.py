@@ -11,7 +11,7 @@ from distributed import CancelledError, Client, Scheduler, Status, Worker
 from distributed.utils_test import gen_cluster
 
 import daskinfer
-from daskinfer import DeviceError, RetryPolicy
+from daskinfer import DeviceError, RetryPolicy, SchedulerLost
 from tests.cluster.helpers import PATIENCE, Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
@@ -117,10 +117,18 @@ def test_a_scheduler_that_closes_leaves_nobody_waiting() -> None:
         probe = Probe()
         async with Client(s.address, asynchronous=True, timeout=1) as c:
             futures = await in_every_state(c, s, probe, 1, backoff="1h")
+            model = await daskinfer.get(c, "m")
+            plain = c.submit(model, ONE)
+            whole = asyncio.ensure_future(model.predict(np.ones((8, 1))))
+            packed = asyncio.ensure_future(daskinfer.gather(futures))
+            await until(lambda: len(engine(s).requests) > len(futures) + 1)
             await asyncio.wait_for(s.close(), PATIENCE)
-            for future in futures:
-                with pytest.raises((CancelledError, ConnectionError)):
-                    await asyncio.wait_for(future, PATIENCE)
+            for wanted in (*futures, whole, packed):
+                with pytest.raises(SchedulerLost, match="send it again"):
+                    await asyncio.wait_for(wanted, PATIENCE)
+            # Dask's own futures keep Dask's own reason.
+            with pytest.raises(CancelledError, match="scheduler-connection-lost"):
+                await asyncio.wait_for(plain, PATIENCE)
         probe.open()
 
     check()
