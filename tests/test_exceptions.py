@@ -22,7 +22,7 @@ KINDS = [
 
 
 def documented() -> dict[str, str]:
-    """Type and "retryable" of each row of the table of errors, which has four columns."""
+    """Type and "retryable" of each row of the table with four columns."""
     page = Path(__file__).parents[1] / "docs" / "failures.md"
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]

@@ -239,6 +239,8 @@ class BatchRun:
                 self._outcome.errors[member.key] = error
 
     def _break(self, members: list[Item], error: Exception) -> None:
+        # It is kept for as long as the worker is; its frames hold tensors.
+        traceback.clear_frames(error.__traceback__)
         self._outcome.broken = error
         self._outcome.struck = [member.key for member in members]
 
