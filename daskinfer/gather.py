@@ -14,7 +14,7 @@ from daskinfer import transport
 from daskinfer.client import current_client
 from daskinfer.future import NOTHING, taken
 from daskinfer.installation import calls
-from daskinfer.loss import told_as_lost
+from daskinfer.loss import told_as_lost, until_lost
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -88,7 +88,7 @@ async def _gather(
         values |= await _fetch(client, absent)
     rest = [future for future in finished if future.key not in values]
     if rest:
-        fetched = await client._gather(rest, errors="raise")
+        fetched = await until_lost(client, client._gather, rest, errors="raise")
         values.update((f.key, v) for f, v in zip(rest, fetched, strict=True))
     unpacked, _ = unpack_remotedata(futures)
     return pack_data(unpacked, values)
