@@ -34,7 +34,7 @@ from scheduler_plugins.timer import Timer
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
-    from scheduler_plugins.registry import Deployment
+    from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.dispatcher")

@@ -15,6 +15,7 @@ from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.wording import counted
+from scheduler_plugins.deployment import Replica, Version, WorkerFacts
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
@@ -23,7 +24,7 @@ from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
-from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
+from scheduler_plugins.registry import Registry
 from scheduler_plugins.service import Service
 from scheduler_plugins.taskstate import TaskStates
 

@@ -4,13 +4,8 @@ import pytest
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
-from scheduler_plugins.registry import (
-    Deployment,
-    Registry,
-    ReplicaState,
-    Version,
-    WorkerFacts,
-)
+from scheduler_plugins.deployment import Deployment, ReplicaState, Version, WorkerFacts
+from scheduler_plugins.registry import Registry
 
 A, B = "tcp://a:1", "tcp://b:1"
 
