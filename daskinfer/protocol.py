@@ -168,7 +168,10 @@ class Failure(TypedDict):
 
 
 class LoadedMessage(TypedDict):
-    """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up."""
+    """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up.
+
+    ``broken`` says why nothing runs on the device any more, if that came of it.
+    """
 
     op: str
     name: str
@@ -180,6 +183,7 @@ class LoadedMessage(TypedDict):
     device_class: str
     timings: list[tuple[int, float]]
     seconds: float
+    broken: str
 
 
 class Pass(TypedDict):
@@ -221,7 +225,8 @@ class DoneMessage(TypedDict):
 
     ``broken`` says why nothing runs on the device any more, and is empty as long as
     something does. The pass that found out held those ``struck``. Of what should
-    have come after it the message says nothing, nor will another.
+    have come after it the message says nothing: it has not run, nor have batches that
+    came later, each of which is answered so.
     """
 
     op: str

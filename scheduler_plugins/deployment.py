@@ -11,6 +11,9 @@ from daskinfer.breaker import BreakerPolicy
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 
+#: How often a version may break the device of a worker while it is loaded there.
+MAX_BREAKS = 3
+
 
 class ReplicaState(str, Enum):
     """How far a worker is with a version."""
@@ -26,13 +29,14 @@ class WorkerFacts:
 
     ``devices`` maps the kinds it can use to device classes, the best first;
     ``reasons`` says why it cannot use the others, ``broken`` why it can use none any
-    more.
+    more. ``seat`` is what it has in common with the process that comes in its place.
     """
 
     address: str
     devices: Mapping[str, str]
     reasons: Mapping[str, str]
     resources: Mapping[str, float]
+    seat: str = ""
     broken: str | None = None
 
 
@@ -40,7 +44,8 @@ class WorkerFacts:
 class Replica:
     """One version on one worker.
 
-    ``load`` numbers the loads that were ever asked for.
+    ``load`` numbers the loads that were ever asked for. ``doubt`` says why it is to be
+    tried with one request before it is given more.
     """
 
     address: str
@@ -52,6 +57,16 @@ class Replica:
     reason: str | None = None
     failure: Any = None
     seconds: float = 0.0
+    doubt: str | None = None
+
+
+@dataclass(slots=True)
+class Breakage:
+    """How often a version broke the device of a worker, and how the last time."""
+
+    times: int = 0
+    reason: str = ""
+    failure: Any = None
 
 
 @dataclass(slots=True)
@@ -59,6 +74,7 @@ class Version:
     """One version of a deployment and its replicas by worker address.
 
     ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
+    ``breakages`` are the devices that loading it broke, by the worker's seat.
     """
 
     name: str
@@ -67,6 +83,7 @@ class Version:
     artifact: Any = None
     warmup: Any = None
     replicas: dict[str, Replica] = field(default_factory=dict)
+    breakages: dict[str, Breakage] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"

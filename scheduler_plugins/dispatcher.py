@@ -146,8 +146,12 @@ class Dispatcher:
         address: str,
         device_class: str,
         timings: Iterable[tuple[int, float]],
+        doubt: str | None = None,
     ) -> None:
-        """A worker has loaded a version and measured it."""
+        """A worker has loaded a version and measured it.
+
+        With a ``doubt``, it is tried with one request before it is given more.
+        """
         line = self.lines.get((name, version))
         if line is None:
             return
@@ -158,6 +162,8 @@ class Dispatcher:
         line.devices[address] = device
         line.device_class = device_class
         line.latency.seed(address, device_class, timings)
+        if doubt is not None:
+            line.health.doubt(address, monotonic(), doubt)
         self.wake()
 
     def workers_changed(self) -> None:
@@ -176,6 +182,15 @@ class Dispatcher:
             counts.workers.pop(address, None)
         if not expected:
             self.recovery.worker_lost(batches)
+        self.wake()
+
+    def device_failed(self, address: str) -> None:
+        """Nothing runs on a worker's device; what is left there waits again.
+
+        Nobody is to blame for that who was not running when it broke.
+        """
+        for batch, requests in self._take_out(address):
+            self.running.release(requests, f"{batch.stimulus_id}-back")
         self.wake()
 
     def _take_out(self, address: str) -> list[tuple[Batch, list[Request]]]:
@@ -235,12 +250,9 @@ class Dispatcher:
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
         batch, struck = self.running.done(message, address)
-        if message["broken"]:
-            # What was queued behind comes back; nobody is to blame for it.
-            for behind, requests in self._take_out(address):
-                self.running.release(requests, f"{behind.stimulus_id}-back")
-            if batch is not None:
-                self.supervision.forget(batch)
+        if batch is not None and message["broken"]:
+            self.supervision.forget(batch)
+            if struck:
                 self.recovery.device_failed(batch, struck, message["broken"])
         elif batch is not None:
             self.supervision.answered(batch, message)

@@ -12,6 +12,8 @@ from typing import Any
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from scheduler_plugins.deployment import (
+    MAX_BREAKS,
+    Breakage,
     Deployment,
     Replica,
     ReplicaState,
@@ -118,15 +120,23 @@ class Registry:
                 f"{name!r} has no version {version!r}; it has {there}"
             ) from None
 
-    def join(self, worker: WorkerFacts) -> list[tuple[Version, Replica]]:
-        """Note a worker; return what it must load."""
+    def join(
+        self, worker: WorkerFacts, doubt: str | None = None
+    ) -> list[tuple[Version, Replica]]:
+        """Note a worker; return what it must load.
+
+        With a ``doubt``, what it loads now is to be tried with one request first.
+        """
         self.workers[worker.address] = worker
-        return [
+        assigned = [
             (version, replica)
             for deployment in self.deployments.values()
             for version in deployment.versions.values()
             if (replica := self._assign(deployment, version, worker)) is not None
         ]
+        for _, replica in assigned:
+            replica.doubt = doubt
+        return assigned
 
     def leave(self, address: str) -> None:
         """Forget a worker and its replicas."""
@@ -134,8 +144,11 @@ class Registry:
         for version in self.versions():
             version.replicas.pop(address, None)
 
-    def device_failed(self, address: str, reason: str) -> None:
-        """Note that nothing runs on a worker's device any more, and why."""
+    def device_failed(self, address: str, reason: str, *, replaced: bool) -> None:
+        """Note that nothing runs on a worker's device any more, and why.
+
+        If its process is ``replaced``, what it served will be loaded again.
+        """
         worker = self.workers.get(address)
         if worker is None:
             return
@@ -143,9 +156,25 @@ class Registry:
         for version in self.versions():
             replica = version.replicas.get(address)
             if replica is not None:
-                replica.state, replica.reason = ReplicaState.FAILED, reason
+                replica.state = ReplicaState.FAILED
+                if replaced:
+                    replica.state = ReplicaState.LOADING
+                replica.reason = reason
                 # What is being loaded there will not be of use.
                 replica.load = next(self._loads)
+
+    def broke_device(
+        self, name: str, version: str, address: str, reason: str, failure: Any
+    ) -> None:
+        """Note that a worker's device broke while it loaded a version."""
+        replica = self._replica(name, version, address)
+        if replica is None:
+            return
+        replica.failure = failure
+        breakages = self.deployments[name].versions[version].breakages
+        found = breakages.setdefault(self.workers[address].seat, Breakage())
+        found.times += 1
+        found.reason, found.failure = reason, failure
 
     def versions(self) -> Iterable[Version]:
         """All versions of all deployments."""
@@ -239,7 +268,15 @@ class Registry:
             return None
         replica = Replica(worker.address, next(self._loads))
         version.replicas[worker.address] = replica
-        return replica
+        breakage = version.breakages.get(worker.seat)
+        if breakage is None or breakage.times < MAX_BREAKS:
+            return replica
+        replica.state, replica.failure = ReplicaState.FAILED, breakage.failure
+        replica.reason = (
+            f"its device broke {breakage.times} times while it was loaded there, and "
+            f"it is not tried again: {breakage.reason}"
+        )
+        return None
 
 
 def _amounts(resources: Iterable[tuple[str, float]]) -> str:

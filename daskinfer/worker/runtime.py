@@ -83,8 +83,6 @@ class InferenceRuntime(WorkerPlugin):
         Batches that are not answered yet.
     is_closing
         Whether the worker is on its way out.
-    broken
-        Why nothing runs on the device any more; None while all is well.
     """
 
     name = "daskinfer-runtime"
@@ -95,7 +93,6 @@ class InferenceRuntime(WorkerPlugin):
     device: DeviceQueue
     jobs: dict[str, Job]
     is_closing: bool
-    broken: BaseException | None
 
     def __repr__(self) -> str:
         if not hasattr(self, "worker"):
@@ -112,7 +109,6 @@ class InferenceRuntime(WorkerPlugin):
         self.worker = worker
         self.jobs = {}
         self.is_closing = False
-        self.broken = None
         self.device = DeviceQueue(worker)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
@@ -178,8 +174,11 @@ class InferenceRuntime(WorkerPlugin):
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
-        if self.is_closing or self.broken is not None:
+        if self.is_closing:
             # The scheduler will know before it could have heard of this batch.
+            return
+        if self.device.broken is not None:
+            self._report(batch, Outcome(broken=self.device.broken))
             return
         model = self.loader.find(name, version)
         if model is None:
@@ -214,8 +213,6 @@ class InferenceRuntime(WorkerPlugin):
             outcome = await self.device.run(
                 job.model.resources, self._execute, job, inputs
             )
-            if outcome is None:
-                return
             for key in job.dropped:
                 outcome.results.pop(key, None)
             self._report(job.batch, outcome, job, missing)
@@ -226,11 +223,10 @@ class InferenceRuntime(WorkerPlugin):
         finally:
             del self.jobs[job.batch]
 
-    def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome | None:
-        """Run a batch; None if it came behind one that found the device broken."""
-        if self.broken is not None:
-            return None
-        job.started = monotonic()
+    def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
+        job.started = job.ended = monotonic()
+        if self.device.broken is not None:
+            return Outcome(broken=self.device.broken)
         found = inputs if job.who_has else None
         items = [
             Item(key, partial(load_call, body, found))
@@ -239,7 +235,8 @@ class InferenceRuntime(WorkerPlugin):
         ]
         outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
-        self.broken = outcome.broken
+        if outcome.broken is not None:
+            self.device.broken = outcome.broken
         return outcome
 
     def _report(

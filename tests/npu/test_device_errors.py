@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,23 @@ class Fragile(torch.nn.Module):
         return x * 2
 
 
+class FragileWhileWarmed(torch.nn.Module):
+    """Doubles; each file in a folder breaks the device once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for file in Path(self.folder).iterdir():
+            # Another worker may be faster.
+            with contextlib.suppress(FileNotFoundError):
+                file.unlink()
+                break_npu()
+                break
+        return x * 2
+
+
 def row(value: float) -> torch.Tensor:
     return torch.full((1, 4), float(value))
 
@@ -44,9 +63,7 @@ def row(value: float) -> torch.Tensor:
 def break_npu() -> None:
     import torch_npu
 
-    torch_npu.simulator.fail_next(
-        "", "aclrtSynchronizeStream failed, error code is 507015", 1 << 30
-    )
+    torch_npu.simulator.fail_next("", FATAL, 1 << 30)
 
 
 def pids(client: Client) -> set[int]:
@@ -95,13 +112,53 @@ def test_a_process_whose_device_broke_is_replaced(client):
     assert float(kept.result()[0, 0]) == 2.0
     # Not computed again.
     assert daskinfer.info(kept).worker == broken
-    # The new process serves.
+    # The new process serves, once it has answered one request.
     (new,) = set(ready_workers(model)) - {other}
+    (doubted,) = (w for w in model.status().workers if w.address == new)
+    assert (doubted.breaker, doubted.healthy) == ("half-open", False)
+    assert "its process is new" in doubted.reason and "507015" in doubted.reason
     there = model.options(workers=[new]).submit(row(3))
     assert float(there.result()[0, 0]) == 6.0
     assert daskinfer.info(there).worker == new
     status = model.status()
+    assert [(w.breaker, w.healthy) for w in status.workers] == [("closed", True)] * 2
     assert (status.failures, status.waiting, status.in_flight) == (0, 0, 0)
+
+
+def test_a_process_whose_device_broke_while_loading_is_replaced(client, tmp_path):
+    other = deploy_on_both(client, torch.nn.Identity(), name="other", warmup=row(0))
+    before = pids(client)
+    # One worker at least sees it, and none so often that it is given up.
+    for i in range(2):
+        (tmp_path / str(i)).touch()
+    model = deploy_on_both(
+        client, FragileWhileWarmed(tmp_path), name="fragile", warmup=row(0)
+    )
+    assert not list(tmp_path.iterdir())
+    assert pids(client) - before
+    answers = client.gather(model.map([row(i) for i in range(20)]))
+    assert [float(y[0, 0]) for y in answers] == [2.0 * i for i in range(20)]
+    assert float(other(row(3))[0, 0]) == 3.0
+
+
+def test_a_version_that_breaks_each_process_while_loading_is_given_up(client, tmp_path):
+    other = deploy_on_both(client, torch.nn.Identity(), name="other", warmup=row(0))
+    # Both workers break three times, and have nothing to break them after.
+    for i in range(100):
+        (tmp_path / str(i)).touch()
+    model = daskinfer.deploy(
+        client, FragileWhileWarmed(tmp_path), name="bad", warmup=row(0), wait=False
+    )
+    poll_for(
+        lambda: [w.state for w in model.status().workers] == ["failed"] * 2, PATIENCE
+    )
+    poll_for(lambda: len(ready_workers(other)) == 2, PATIENCE)
+    for worker in model.status().workers:
+        assert "broke 3 times while it was loaded there" in worker.reason
+        assert "507015" in worker.reason
+    assert "507015" in model.status().problem
+    answers = client.gather(other.map([row(i) for i in range(20)]))
+    assert [float(y[0, 0]) for y in answers] == [float(i) for i in range(20)]
 
 
 def test_an_input_that_breaks_devices_ends_alone(client):

@@ -43,6 +43,7 @@ def break_device(bench: Bench, index: int, struck: list[Any] | None = None) -> N
 
     with patch.object(bench.tasks, "release_running", park):
         bench.answer(index, keys=[], struck=struck, broken="error code is 507015")
+        bench.dispatcher.device_failed(address)
     for line in bench.dispatcher.lines.values():
         for request in line.queue.requests():
             if request.key in bench.tasks.failed:
