@@ -5,6 +5,7 @@ Runs on the device's own thread; knows neither workers nor the event loop.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from daskinfer.exceptions import OutputMismatch
 from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
+from daskinfer.worker.footprint import Footprint
 
 #: Positional and keyword arguments of one request.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -142,6 +144,8 @@ class BatchRun:
     probe
         Runs the model on what the device had memory for before. If it has none for
         that either, its memory is lost, and it counts as broken.
+    footprint
+        Knows what passes take of the device's memory; None: nobody is asked.
 
     Examples
     --------
@@ -161,6 +165,7 @@ class BatchRun:
         zero_rows: Callable[[Call], Call] | None = None,
         device: Memory | None = None,
         probe: Callable[[], object] | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
         self._model = model
         self._batch_dim = batch_dim
@@ -168,6 +173,7 @@ class BatchRun:
         self._zero_rows = zero_rows
         self._device = device
         self._probe = probe
+        self._footprint = footprint
         self._outcome = Outcome()
 
     def __call__(self, items: Iterable[Item]) -> Outcome:
@@ -290,10 +296,11 @@ class BatchRun:
             return [payload.copy_arrays(self._forward(call, 1, 1, 1))]
         if first.rows == 0:
             call = self._zero_rows(first.call) if self._zero_rows else first.call
-            return self._pass([call], [0])
+            return self._pass([call], [0], None)
         if first.rows > self._sizes.rows:
             return [self._in_parts(first)]
-        return self._pass([m.call for m in members], [m.rows for m in members])
+        sizes = [member.rows for member in members]
+        return self._pass([member.call for member in members], sizes, first.signature)
 
     def _in_parts(self, item: Item) -> Any:
         """Run a request that is too large for one pass."""
@@ -301,16 +308,26 @@ class BatchRun:
         outputs, sizes = [], []
         for start, stop in self._sizes.cuts(item.rows):
             part = payload.slice_rows(*item.call, self._batch_dim, start, stop)
-            outputs += self._pass([part], [stop - start])
+            outputs += self._pass([part], [stop - start], item.signature)
             sizes.append(stop - start)
         return payload.join_outputs(outputs, sizes, self._batch_dim)
 
-    def _pass(self, calls: list[Call], sizes: list[int]) -> list[Any]:
+    def _pass(
+        self, calls: list[Call], sizes: list[int], signature: str | None
+    ) -> list[Any]:
         rows = sum(sizes)
         pad_to = self._sizes.padded(rows)
         joined = payload.collate(calls, self._batch_dim, pad_to)
-        output = self._forward(joined, rows, pad_to or rows, len(calls))
+        with self._room_for(signature, pad_to or rows):
+            output = self._forward(joined, rows, pad_to or rows, len(calls))
         return payload.split(output, sizes, self._batch_dim, pad_to)
+
+    def _room_for(
+        self, signature: str | None, rows: int
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._footprint is None or signature is None:
+            return contextlib.nullcontext()
+        return self._footprint.of_pass(signature, rows)
 
     def _forward(self, call: Call, rows: int, padded: int, requests: int) -> Any:
         args, kwargs = call

@@ -12,6 +12,7 @@ from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
+from daskinfer.worker.footprint import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ class ResidentModel:
     batch_dim: int | None
     allowed: tuple[int, ...] | None
     _example: Call | None = field(default=None, repr=False)
+    _footprint: Footprint | None = field(default=None, repr=False)
 
     @classmethod
     def load(
@@ -63,6 +65,7 @@ class ResidentModel:
     ) -> ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
+        from daskinfer.device.accelerator import AcceleratorDevice
 
         with device.active():
             function = artifact.build(device.torch_device)
@@ -78,6 +81,10 @@ class ResidentModel:
             policy["max_batch_size"],
             policy["batch_dim"],
             None if allowed is None else tuple(allowed),
+            # The memory of the host has no peak that could be watched.
+            _footprint=Footprint(device)
+            if isinstance(device, AcceleratorDevice)
+            else None,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +112,13 @@ class ResidentModel:
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
         probe = None if self._example is None else self._probe
         run = BatchRun(
-            self, self.batch_dim, sizes, self._as_zero_rows, self.device, probe
+            self,
+            self.batch_dim,
+            sizes,
+            self._as_zero_rows,
+            self.device,
+            probe,
+            self._footprint,
         )
         outcome = run(items)
         if outcome.errors:

@@ -246,3 +246,27 @@ def test_a_process_that_has_lost_the_devices_memory_is_replaced(client):
     poll_for(lambda: len(ready_workers(model)) == 2, PATIENCE)
     assert lost not in ready_workers(model) and other in ready_workers(model)
     assert model.status().failures == 0
+
+
+class Hungry(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # 1 MiB a row, until the end of the pass.
+        workspace = torch.empty(len(x), 1 << 18, device=x.device)
+        return x * 2 if len(workspace) else x
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_what_cannot_fit_is_not_tried(c, s, a):
+    import torch_npu
+
+    simulator = torch_npu.simulator
+    model = await deploy(c, Hungry(), max_batch_size=64)
+    for rows in (1, 2):
+        await model.submit(torch.ones(rows, 4))
+    limit(16)
+    large = await model.submit(torch.ones(64, 4))
+    assert torch.equal(large, torch.full((64, 4), 2.0))
+    # Nothing ran out of it, and more is not sent at once again.
+    assert simulator.counters(0)["out_of_memory"] == 0
+    latency = engine(s).dispatcher.lines["m", "1"].latency
+    assert latency.ceiling("npu/Ascend910B1") in (4, 8)
