@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 from distributed import CancelledError, Client
 from distributed.utils import open_port
-from distributed.utils_test import poll_for
+from distributed.utils_test import gen_cluster, inc, poll_for
 
 import daskinfer
 from daskinfer import Model, SchedulerLost, UnknownDeployment
+from daskinfer.loss import until_lost
 
 pytestmark = pytest.mark.process
 
@@ -162,3 +164,18 @@ def expect_lost(error: BaseException) -> None:
     assert isinstance(error, ConnectionError)
     assert "send it again" in str(error)
     assert isinstance(pickle.loads(pickle.dumps(error)), SchedulerLost)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)], timeout=60)
+async def test_a_call_is_answered_although_all_futures_are_cancelled(c, s, a):
+    answer = asyncio.Event()
+    call = asyncio.ensure_future(until_lost(c, answer.wait))
+    future = c.submit(inc, 1, workers=["nobody"])
+    # Without Nannies nobody starts the workers again.
+    with pytest.raises(asyncio.TimeoutError):
+        await s.restart(stimulus_id="test", timeout=0.1)
+    with pytest.raises(CancelledError):
+        await future
+    answer.set()
+    assert await call is True
+    assert not c.futures
