@@ -10,6 +10,7 @@ from distributed.worker import get_client, get_worker
 from daskinfer.exceptions import UnknownDeployment
 from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
+from daskinfer.loss import is_lost, scheduler_lost
 from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def client_of(name: str, own: Client | None) -> Client:
     RuntimeError
         If the handle's own client is closed, and the current one is not connected
         to the same scheduler: another may have something else of this name.
+    SchedulerLost
+        If the handle's own client has closed because its scheduler is gone.
     ValueError
         If the handle has no client, and there is no current one.
     """
@@ -43,6 +46,8 @@ def client_of(name: str, own: Client | None) -> Client:
     except ValueError:
         current = None
     if current is None or not is_same_scheduler(own, current):
+        if is_lost(own):
+            raise scheduler_lost()
         raise RuntimeError(
             f"the client that deployed {name!r}, or got the handle, is closed; get a "
             f"handle from the new client with daskinfer.get(client, {name!r})"

@@ -90,6 +90,16 @@ def _is_ours(note: object) -> bool:
     return isinstance(note, str) and note.startswith(_NOTE)
 
 
+def describe(error: BaseException) -> str:
+    r"""An exception in one line.
+
+    >>> describe(ValueError("no\nway")), describe(ValueError())
+    ('ValueError: no', 'ValueError')
+    """
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def copied(error: BaseException | None) -> BaseException | None:
     """Copy an exception, so that raising it does not change the original.
 

@@ -9,6 +9,7 @@ from distributed.client import FutureState
 
 from daskinfer import transport
 from daskinfer.failure import copied
+from daskinfer.loss import told_as_lost, until_lost
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -101,7 +102,11 @@ class RequestFuture(_Future):
         value = taken(self)
         if value is not NOTHING:
             return value
-        return await super()._result(raiseit)  # type: ignore[no-untyped-call]
+        result = super()._result
+        if self.status == "finished":
+            return await until_lost(self.client, result, raiseit)
+        with told_as_lost():
+            return await result(raiseit)  # type: ignore[no-untyped-call]
 
 
 def taken(future: Future[Any]) -> Any:

@@ -14,6 +14,7 @@ from daskinfer import transport
 from daskinfer.client import current_client
 from daskinfer.future import NOTHING, taken
 from daskinfer.installation import calls
+from daskinfer.loss import told_as_lost, until_lost
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -46,6 +47,8 @@ def gather(futures: Any, errors: str = "raise", client: Client | None = None) ->
     ------
     ValueError
         ``errors`` is neither, or the futures belong to several clients.
+    SchedulerLost
+        The scheduler is gone.
     """
     if errors not in ("raise", "skip"):
         raise ValueError(f"errors must be 'raise' or 'skip', not {errors!r}")
@@ -73,7 +76,8 @@ async def _gather(
     finished = [future for future in wanted if future.status == "finished"]
     if len(finished) < len(found):
         # Dask raises, skips or waits again as its own gather documents.
-        return await client._gather(futures, errors=errors)
+        with told_as_lost():
+            return await client._gather(futures, errors=errors)
     values = {
         future.key: value
         for future in finished
@@ -84,7 +88,7 @@ async def _gather(
         values |= await _fetch(client, absent)
     rest = [future for future in finished if future.key not in values]
     if rest:
-        fetched = await client._gather(rest, errors="raise")
+        fetched = await until_lost(client, client._gather, rest, errors="raise")
         values.update((f.key, v) for f, v in zip(rest, fetched, strict=True))
     unpacked, _ = unpack_remotedata(futures)
     return pack_data(unpacked, values)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskinfer.loss import SCHEDULER, Calls, until_lost
+
 if TYPE_CHECKING:
     from distributed import Client
 
 _EXTENSION = "daskinfer-connection"
-_SCHEDULER = "daskinfer-scheduler"
 
 
 def calls(client: Client) -> Any:
     """The scheduler's calls, as methods to await."""
-    return client.scheduler
+    return Calls(client)
 
 
 def is_installed(client: Client) -> bool:
@@ -34,17 +35,19 @@ async def install(client: Client) -> None:
     ------
     ImportError
         If daskinfer is not installed where the scheduler runs.
+    SchedulerLost
+        If it is gone.
     """
     from scheduler_plugins import InferencePlugin
 
     connection = client.scheduler_comm
-    await client.register_plugin(InferencePlugin())
+    await until_lost(client, client.register_plugin, InferencePlugin())
     client.extensions[_EXTENSION] = connection
     # Dask forgets it when the client is closed.
-    client.extensions[_SCHEDULER] = client._scheduler_identity.get("id")
+    client.extensions[SCHEDULER] = client._scheduler_identity.get("id")
 
 
 def is_same_scheduler(closed: Client, other: Client) -> bool:
     """Whether a client speaks to the scheduler that a closed one has spoken to."""
-    known: str | None = closed.extensions.get(_SCHEDULER)
+    known: str | None = closed.extensions.get(SCHEDULER)
     return known is not None and known == other._scheduler_identity.get("id")

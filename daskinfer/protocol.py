@@ -35,6 +35,7 @@ RUN = "daskinfer-run"
 DROP = "daskinfer-drop"
 LOAD = "daskinfer-load"
 UNLOAD = "daskinfer-unload"
+REPLACE = "daskinfer-replace"
 
 #: Streams: scheduler to client.
 ANSWERS = "daskinfer-answers"
@@ -141,6 +142,14 @@ class UnloadMessage(TypedDict):
     stimulus_id: str
 
 
+class ReplaceMessage(TypedDict):
+    """The device is broken: let the Nanny start the process anew."""
+
+    op: str
+    reason: str
+    stimulus_id: str
+
+
 class HelloMessage(TypedDict):
     """A worker's runtime is set up; ``devices`` maps kind to device class."""
 
@@ -159,7 +168,10 @@ class Failure(TypedDict):
 
 
 class LoadedMessage(TypedDict):
-    """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up."""
+    """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up.
+
+    ``broken`` says why nothing runs on the device any more, if that came of it.
+    """
 
     op: str
     name: str
@@ -171,6 +183,7 @@ class LoadedMessage(TypedDict):
     device_class: str
     timings: list[tuple[int, float]]
     seconds: float
+    broken: str
 
 
 class Pass(TypedDict):
@@ -209,6 +222,11 @@ class DoneMessage(TypedDict):
     that did not fit the device. Seconds are durations measured on the worker: from the
     arrival of the batch to the start of its first pass, and from there to the
     end of its last. ``pack`` holds the values of ``keys`` where they are small.
+
+    ``broken`` says why nothing runs on the device any more, and is empty as long as
+    something does. The pass that found out held those ``struck``. Of what should
+    have come after it the message says nothing: it has not run, nor have batches that
+    came later, each of which is answered so.
     """
 
     op: str
@@ -226,4 +244,6 @@ class DoneMessage(TypedDict):
     ran: float
     device: str
     pack: Pack | None
+    struck: list[Key]
+    broken: str
     stimulus_id: str

@@ -321,6 +321,7 @@ class Batcher:
         total = 0.0
         for rows, seconds in passes:
             self.latency.observe(device.name, device.device_class, rows, seconds)
+            self.latency.fitted(device.device_class, rows, now)
             total += seconds
         self._sizer.answered(batch_id, total)
 
@@ -334,7 +335,7 @@ class Batcher:
     ) -> None:
         """Learn that a pass of `rows` did not fit on a device."""
         self.lost(batch_id, device, now)
-        self.latency.out_of_memory(device.device_class, rows)
+        self.latency.out_of_memory(device.device_class, rows, now)
 
     def __repr__(self) -> str:
         return f"<Batcher {self.placement!r} {self.latency!r} {self.arrivals!r}>"

@@ -22,7 +22,7 @@ from scheduler_plugins.admission import Admission
 from scheduler_plugins.batching import Send
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.health import Suspicion
-from scheduler_plugins.line import LaneKey, Line
+from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.queueing import Lane, Request
 from scheduler_plugins.recovery import Recovery
@@ -34,7 +34,7 @@ from scheduler_plugins.timer import Timer
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
-    from scheduler_plugins.registry import Deployment
+    from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.dispatcher")
@@ -146,8 +146,12 @@ class Dispatcher:
         address: str,
         device_class: str,
         timings: Iterable[tuple[int, float]],
+        doubt: str | None = None,
     ) -> None:
-        """A worker has loaded a version and measured it."""
+        """A worker has loaded a version and measured it.
+
+        With a ``doubt``, it is tried with one request before it is given more.
+        """
         line = self.lines.get((name, version))
         if line is None:
             return
@@ -158,6 +162,8 @@ class Dispatcher:
         line.devices[address] = device
         line.device_class = device_class
         line.latency.seed(address, device_class, timings)
+        if doubt is not None:
+            line.health.doubt(address, monotonic(), doubt)
         self.wake()
 
     def workers_changed(self) -> None:
@@ -171,6 +177,24 @@ class Dispatcher:
 
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
+        batches = self._take_out(address)
+        for counts in self.statistics.values():
+            counts.workers.pop(address, None)
+        if not expected:
+            self.recovery.worker_lost(batches)
+        self.wake()
+
+    def device_failed(self, address: str) -> None:
+        """Nothing runs on a worker's device; what is left there waits again.
+
+        Nobody is to blame for that who was not running when it broke.
+        """
+        for batch, requests in self._take_out(address):
+            self.running.release(requests, f"{batch.stimulus_id}-back")
+        self.wake()
+
+    def _take_out(self, address: str) -> list[tuple[Batch, list[Request]]]:
+        """Send nothing more to a worker; return its batches, and who is in them."""
         batches = self.running.lost(address)
         for batch, _ in batches:
             self.supervision.forget(batch)
@@ -180,11 +204,7 @@ class Dispatcher:
                 line.latency.forget(address)
         for key in [key for key in self._devices if key[0] == address]:
             del self._devices[key]
-        for counts in self.statistics.values():
-            counts.workers.pop(address, None)
-        if not expected:
-            self.recovery.worker_lost(batches)
-        self.wake()
+        return batches
 
     def enqueue(self, request: Request, line: Line) -> None:
         """Let a request wait for a batch."""
@@ -229,8 +249,12 @@ class Dispatcher:
 
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
-        batch = self.running.done(message, address)
-        if batch is not None:
+        batch, struck = self.running.done(message, address)
+        if batch is not None and message["broken"]:
+            self.supervision.forget(batch)
+            if struck:
+                self.recovery.device_failed(batch, struck, message["broken"])
+        elif batch is not None:
             self.supervision.answered(batch, message)
         self.wake()
 

@@ -15,6 +15,7 @@ from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.wording import counted
+from scheduler_plugins.deployment import Replica, Version, WorkerFacts
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
@@ -23,7 +24,8 @@ from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
-from scheduler_plugins.registry import Registry, Replica, Version, WorkerFacts
+from scheduler_plugins.registry import Registry
+from scheduler_plugins.replacing import Replacing
 from scheduler_plugins.service import Service
 from scheduler_plugins.taskstate import TaskStates
 
@@ -114,6 +116,9 @@ class InferencePlugin(SchedulerPlugin):
             ),
         )
         self.requests = {}
+        self.replacing = Replacing(
+            self.tasks, self.registry, self.dispatcher, scheduler.worker_send
+        )
         self.fetching = Fetching(
             self.tasks,
             self.requests.__contains__,
@@ -213,8 +218,10 @@ class InferencePlugin(SchedulerPlugin):
         """A worker's runtime is set up: load what is deployed."""
         ws = self.scheduler.workers.get(worker)
         if ws is not None:
-            facts = WorkerFacts(worker, devices, reasons, ws.resources)
-            for version, replica in self.registry.join(facts):
+            seat = self.tasks.seat(worker)
+            facts = WorkerFacts(worker, devices, reasons, ws.resources, seat)
+            doubt = self.replacing.came(seat)
+            for version, replica in self.registry.join(facts, doubt):
                 self.load(version, replica)
             self.dispatcher.workers_changed()
         self.service.changed()
@@ -252,12 +259,18 @@ class InferencePlugin(SchedulerPlugin):
         device_class: str,
         timings: list[tuple[int, float]],
         seconds: float,
+        broken: str,
         worker: str,
     ) -> None:
         """A worker has loaded a version, or could not."""
-        if not self.registry.awaits(name, version, worker, load):
+        awaited = self.registry.awaits(name, version, worker, load)
+        if broken and not awaited:
+            self.replacing.device_failed(worker, broken)
+        elif not awaited:
             return
-        if failure is not None:
+        elif broken:
+            self.replacing.loading_failed(name, version, worker, broken, failure)
+        elif failure is not None:
             reason = failure["exception_text"]
             logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
             self.registry.failed(name, version, worker, reason, failure)
@@ -265,13 +278,19 @@ class InferencePlugin(SchedulerPlugin):
         elif self.registry.loaded(
             name, version, worker, digest, device, device_class, seconds
         ):
-            self.dispatcher.device_ready(name, version, worker, device_class, timings)
+            doubt = self.registry.version(name, version).replicas[worker].doubt
+            self.dispatcher.device_ready(
+                name, version, worker, device_class, timings, doubt
+            )
         self.service.changed()
 
     @guarded
     def done(self, worker: str, **message: Any) -> None:
-        """A worker has answered a batch."""
+        """A worker has answered a batch, or says that its device is broken."""
         self.dispatcher.done(message, worker)  # type: ignore[arg-type]
+        if message["broken"]:
+            self.replacing.device_failed(worker, message["broken"])
+            self.service.changed()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler_plugins.ceilings import Ceilings
 from scheduler_plugins.curve import Curve
 
 __all__ = ["LatencyModel"]
@@ -100,7 +101,7 @@ class LatencyModel:
         self._tables: dict[str, dict[int, _Bucket]] = {}
         self._curves: dict[str, Curve] = {}
         self._sizes: dict[str, list[int]] = {}
-        self._ceilings: dict[str, int] = {}
+        self._ceilings = Ceilings(max_rows, allowed_batch_sizes)
         self._exact_scales: dict[str, float] = {}
         self._scales: dict[str, float] = {}
         self._last_ratios: dict[str, float] = {}
@@ -178,20 +179,17 @@ class LatencyModel:
             self._tables.setdefault(device_class, {})
             self._add(device_class, rows, seconds / scale)
 
-    def out_of_memory(self, device_class: str, rows: int) -> None:
-        """Learn that `rows` do not fit: halve the ceiling of the class.
+    def out_of_memory(self, device_class: str, rows: int, now: float) -> None:
+        """Learn that `rows` do not fit into one pass on devices of a class."""
+        if self._ceilings.out_of_memory(device_class, self.padded(rows), now):
+            self._ceiling_moved(device_class)
 
-        Batches above a ceiling that was lowered while they were under way teach
-        nothing new, however many of them fail.
-        """
-        rows = self.padded(rows)
-        if rows > self.ceiling(device_class):
-            return
-        ceiling = max(rows // 2, 1)
-        if self.allowed_batch_sizes:
-            fitting = [size for size in self.allowed_batch_sizes if size <= ceiling]
-            ceiling = fitting[-1] if fitting else self.allowed_batch_sizes[0]
-        self._ceilings[device_class] = ceiling
+    def fitted(self, device_class: str, rows: int, now: float) -> None:
+        """Learn that `rows` did fit: a ceiling rises again, when it is time."""
+        if self._ceilings.fitted(device_class, self.padded(rows), now):
+            self._ceiling_moved(device_class)
+
+    def _ceiling_moved(self, device_class: str) -> None:
         self._sizes.pop(device_class, None)
         self.version += 1
 
@@ -253,7 +251,7 @@ class LatencyModel:
 
     def ceiling(self, device_class: str) -> int:
         """The most rows that may go into one pass."""
-        return self._ceilings.get(device_class, self.max_rows)
+        return self._ceilings.of(device_class)
 
     def padded(self, rows: int) -> int:
         """Rows that the model sees when it is given `rows`."""

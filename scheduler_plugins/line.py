@@ -18,7 +18,7 @@ from scheduler_plugins.queueing import Request, RequestQueue
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
-    from scheduler_plugins.registry import Deployment
+    from scheduler_plugins.deployment import Deployment
 
 
 class LaneKey(NamedTuple):

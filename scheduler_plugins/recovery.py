@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 from distributed.metrics import monotonic
 
-from daskinfer.exceptions import BatchTimeout, RequestFailed, WorkerLost
+from daskinfer.exceptions import BatchTimeout, DeviceError, RequestFailed, WorkerLost
 from daskinfer.wording import counted
 from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
@@ -67,7 +67,8 @@ class Recovery:
         for place, (batch, requests) in enumerate(batches):
             if place == 0:
                 self._tell_died(batch)
-                self._charge_batch(batch, requests, WorkerLost)
+                alone = len(batch.run_ids) == 1
+                self._charge(batch, requests, WorkerLost, alone=alone)
             else:
                 self._count_bystanders(batch, requests)
 
@@ -80,20 +81,30 @@ class Recovery:
             counted(len(batch.run_ids), "request"),
         )
 
-    def _charge_batch(
-        self, batch: Batch, requests: Sequence[Request], kind: type[RequestFailed]
+    def _charge(
+        self,
+        batch: Batch,
+        requests: Sequence[Request],
+        kind: type[RequestFailed],
+        *,
+        alone: bool,
+        reason: str = "",
     ) -> None:
         """Charge those who were running; run them isolated, or let them fail."""
-        alone = len(batch.run_ids) == 1
         for request in requests:
             request.charges += 1
             request.solo += alone
         self._isolate(batch, requests)
         for request in requests:
-            self._judge(request, batch, kind, alone)
+            self._judge(request, batch, kind, alone, reason)
 
     def _judge(
-        self, request: Request, batch: Batch, kind: type[RequestFailed], alone: bool
+        self,
+        request: Request,
+        batch: Batch,
+        kind: type[RequestFailed],
+        alone: bool,
+        reason: str,
     ) -> None:
         policy, now = batch.line.retry, monotonic()
         proven = isolation.is_proven(request.solo, policy.max_attempts)
@@ -101,7 +112,7 @@ class Recovery:
         decision = retrying.decide(policy, kind, charges, now, random.random())
         if isinstance(decision, Fail):
             if alone and not self._tasks.spend_retry(request.key):
-                self._fail(request, batch.line, kind, batch.device.name)
+                self._fail(request, batch.line, kind, batch.device.name, reason)
         elif decision.not_before > now:
             self._hold_back(request, batch.line, decision.not_before)
 
@@ -123,12 +134,29 @@ class Recovery:
         """A batch was given up for being past its time limit, with these requests."""
         for request in requests:
             request.tried |= {batch.device.name}
-        self._charge_batch(batch, requests, BatchTimeout)
+        alone = len(batch.run_ids) == 1
+        self._charge(batch, requests, BatchTimeout, alone=alone)
 
     def moved(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Requests were taken away from a device that does not answer."""
         for request in requests:
             self._requeue(request, batch.line)
+
+    # Devices that break
+
+    def device_failed(
+        self, batch: Batch, requests: Sequence[Request], reason: str
+    ) -> None:
+        """A device has broken under requests, which one of them may have caused."""
+        logger.warning(
+            "The device of %s broke while it ran %s of %r: %s",
+            batch.device.name,
+            counted(len(requests), "request"),
+            batch.line.name,
+            reason,
+        )
+        alone = len(requests) == 1
+        self._charge(batch, requests, DeviceError, alone=alone, reason=reason)
 
     # Other failures of the engine
 
@@ -191,10 +219,15 @@ class Recovery:
     # The end
 
     def _fail(
-        self, request: Request, line: Line, kind: type[RequestFailed], address: str
+        self,
+        request: Request,
+        line: Line,
+        kind: type[RequestFailed],
+        address: str,
+        reason: str = "",
     ) -> None:
         error = kind(
-            _told(kind, request, line, address),
+            _told(kind, request, line, address, reason),
             key=request.key,
             name=line.name,
             version=line.version,
@@ -204,7 +237,9 @@ class Recovery:
         self._tasks.fail([request.key], error, f"daskinfer-failed-{line.name}")
 
 
-def _told(kind: type[RequestFailed], request: Request, line: Line, address: str) -> str:
+def _told(
+    kind: type[RequestFailed], request: Request, line: Line, address: str, reason: str
+) -> str:
     times = counted(request.charges, "time")
     if kind is WorkerLost:
         alone = "" if request.charges == request.solo else f", {request.solo} alone"
@@ -212,6 +247,12 @@ def _told(kind: type[RequestFailed], request: Request, line: Line, address: str)
             f"the worker that ran {request.key!r} of {line.name!r} died {times}"
             f"{alone}; the last was {address}. Its input may end the process (a crash "
             "in native code, too much memory): see the workers' logs"
+        )
+    if kind is DeviceError:
+        return (
+            f"the device that ran {request.key!r} of {line.name!r} broke {times}; the "
+            f"last was that of {address}: {reason}. Its input may be the cause (an "
+            "index out of range): see the workers' logs"
         )
     return (
         f"{request.key!r} of {line.name!r} failed {times} by {kind.__name__}; the last "

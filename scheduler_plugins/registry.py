@@ -5,122 +5,21 @@ Pure: events in, the loads to start out. The shell sends the messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import count
 from typing import Any
 
-from daskinfer.breaker import BreakerPolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
-from daskinfer.policy import BatchPolicy
-from daskinfer.retry import RetryPolicy
-
-
-class ReplicaState(str, Enum):
-    """How far a worker is with a version."""
-
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class WorkerFacts:
-    """What a worker has told about itself.
-
-    ``devices`` maps the kinds it can use to device classes, the best first;
-    ``reasons`` says why it cannot use the others.
-    """
-
-    address: str
-    devices: Mapping[str, str]
-    reasons: Mapping[str, str]
-    resources: Mapping[str, float]
-
-
-@dataclass(slots=True)
-class Replica:
-    """One version on one worker.
-
-    ``load`` numbers the loads that were ever asked for.
-    """
-
-    address: str
-    load: int = 0
-    state: ReplicaState = ReplicaState.LOADING
-    device: str | None = None
-    device_class: str | None = None
-    digest: str | None = None
-    reason: str | None = None
-    failure: Any = None
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Version:
-    """One version of a deployment and its replicas by worker address.
-
-    ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
-    """
-
-    name: str
-    version: str
-    digest: str
-    artifact: Any = None
-    warmup: Any = None
-    replicas: dict[str, Replica] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"
-
-    def ready(self) -> list[Replica]:
-        """Replicas that may be sent requests."""
-        return [r for r in self.replicas.values() if r.state is ReplicaState.READY]
-
-    def settled(self) -> bool:
-        """Whether some worker has tried it, and none still does."""
-        return bool(self.replicas) and not any(
-            r.state is ReplicaState.LOADING for r in self.replicas.values()
-        )
-
-
-@dataclass(slots=True)
-class Deployment:
-    """What was asked for under one name."""
-
-    name: str
-    policy: BatchPolicy
-    device: str
-    resources: tuple[tuple[str, float], ...]
-    placement: str
-    active: str
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    request_timeout: float | None = None
-    max_queue: int | None = None
-    batch_timeout: float | None = None
-    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
-    versions: dict[str, Version] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<Deployment {self.name!r} versions: {sorted(self.versions)}>"
-
-    def refusal(self, worker: WorkerFacts) -> str | None:
-        """Why a worker cannot serve this deployment, or None if it can."""
-        for resource, amount in self.resources:
-            if worker.resources.get(resource, 0) < amount:
-                has = ", ".join(
-                    f"{name}={value:g}" for name, value in worker.resources.items()
-                )
-                return f"it lacks {resource}={amount:g} (it has {has or 'none'})"
-        if not self.finds_device(worker):
-            why = worker.reasons.get(self.device, "it is not there")
-            return f"no {self.device} device: {why}"
-        return None
-
-    def finds_device(self, worker: WorkerFacts) -> bool:
-        """Whether a worker has the kind of device that was asked for."""
-        return self.device == "auto" or self.device in worker.devices
+from scheduler_plugins.deployment import (
+    MAX_BREAKS,
+    Breakage,
+    Deployment,
+    Replica,
+    ReplicaState,
+    Version,
+    WorkerFacts,
+)
 
 
 @dataclass(slots=True)
@@ -221,21 +120,61 @@ class Registry:
                 f"{name!r} has no version {version!r}; it has {there}"
             ) from None
 
-    def join(self, worker: WorkerFacts) -> list[tuple[Version, Replica]]:
-        """Note a worker; return what it must load."""
+    def join(
+        self, worker: WorkerFacts, doubt: str | None = None
+    ) -> list[tuple[Version, Replica]]:
+        """Note a worker; return what it must load.
+
+        With a ``doubt``, what it loads now is to be tried with one request first.
+        """
         self.workers[worker.address] = worker
-        return [
+        assigned = [
             (version, replica)
             for deployment in self.deployments.values()
             for version in deployment.versions.values()
             if (replica := self._assign(deployment, version, worker)) is not None
         ]
+        for _, replica in assigned:
+            replica.doubt = doubt
+        return assigned
 
     def leave(self, address: str) -> None:
         """Forget a worker and its replicas."""
         self.workers.pop(address, None)
         for version in self.versions():
             version.replicas.pop(address, None)
+
+    def device_failed(self, address: str, reason: str, *, replaced: bool) -> None:
+        """Note that nothing runs on a worker's device any more, and why.
+
+        If its process is ``replaced``, what it served will be loaded again.
+        """
+        worker = self.workers.get(address)
+        if worker is None:
+            return
+        worker.broken = reason
+        for version in self.versions():
+            replica = version.replicas.get(address)
+            if replica is not None:
+                replica.state = ReplicaState.FAILED
+                if replaced:
+                    replica.state = ReplicaState.LOADING
+                replica.reason = reason
+                # What is being loaded there will not be of use.
+                replica.load = next(self._loads)
+
+    def broke_device(
+        self, name: str, version: str, address: str, reason: str, failure: Any
+    ) -> None:
+        """Note that a worker's device broke while it loaded a version."""
+        replica = self._replica(name, version, address)
+        if replica is None:
+            return
+        replica.failure = failure
+        breakages = self.deployments[name].versions[version].breakages
+        found = breakages.setdefault(self.workers[address].seat, Breakage())
+        found.times += 1
+        found.reason, found.failure = reason, failure
 
     def versions(self) -> Iterable[Version]:
         """All versions of all deployments."""
@@ -329,7 +268,15 @@ class Registry:
             return None
         replica = Replica(worker.address, next(self._loads))
         version.replicas[worker.address] = replica
-        return replica
+        breakage = version.breakages.get(worker.seat)
+        if breakage is None or breakage.times < MAX_BREAKS:
+            return replica
+        replica.state, replica.failure = ReplicaState.FAILED, breakage.failure
+        replica.reason = (
+            f"its device broke {breakage.times} times while it was loaded there, and "
+            f"it is not tried again: {breakage.reason}"
+        )
+        return None
 
 
 def _amounts(resources: Iterable[tuple[str, float]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -157,7 +157,7 @@ class Running:
         self.unwanted.clear()
 
     def lost(self, address: str) -> list[tuple[Batch, list[Request]]]:
-        """A worker is gone; return its batches, in order, and who was still in them."""
+        """A device is gone; return its batches, in order, and who was still in them."""
         gone = [b for b in self.batches.values() if b.device.name == address]
         held = [(batch, list(batch.requests.values())) for batch in gone]
         for batch in gone:
@@ -176,26 +176,30 @@ class Running:
 
     # Answers
 
-    def done(self, message: protocol.DoneMessage, address: str) -> Batch | None:
+    def done(
+        self, message: protocol.DoneMessage, address: str
+    ) -> tuple[Batch | None, list[Request]]:
         """Take in what a worker says of a batch.
 
         Returns
         -------
         Batch or None
             Which it was; None if nobody waits for its answer.
+        list of Request
+            Who of it was running when the device broke; parked again.
         """
         now = monotonic()
         batch = self.batches.get(message["batch"])
         if batch is None or batch.device.name != address:
             # Given up already: its requests are running elsewhere, or not wanted.
             self._tasks.complete(message, {}, address, {}, lambda key: {}, {})
-            return None
-        line, requests = batch.line, dict(batch.requests)
+            return None, []
+        line, own = batch.line, dict(batch.requests)
         self._close(batch)
         passes = message["passes"]
         if message["out_of_memory"]:
             line.latency.out_of_memory(
-                batch.device.device_class, message["out_of_memory"]
+                batch.device.device_class, message["out_of_memory"], now
             )
         line.batcher.completed(
             batch.batch_id,
@@ -209,8 +213,8 @@ class Running:
         line.counts.ran(
             address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
         )
-        self._settle(batch, requests, message, address)
-        return batch
+        self._settle(batch, dict(own), message, address)
+        return batch, [own[key] for key in message["struck"] if key in own]
 
     def _settle(
         self,
@@ -257,6 +261,16 @@ class Running:
             self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
         missing = [key for key in message["missing"] if key not in batch.given_up]
         self._retry_missing(requests, missing, message["stimulus_id"])
+        if message["broken"]:
+            told = {*message["keys"], *message["failed"], *missing, *batch.given_up}
+            self.release(
+                [r for key, r in requests.items() if key not in told],
+                message["stimulus_id"],
+            )
+
+    def release(self, requests: Iterable[Request], stimulus_id: str) -> None:
+        """Let requests wait again that were sent to a worker which is still there."""
+        self._tasks.release_running([r.key for r in requests], stimulus_id)
 
     def _retry_missing(
         self, requests: dict[Key, Request], missing: list[Key], stimulus_id: str

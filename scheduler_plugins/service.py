@@ -17,8 +17,8 @@ from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
 from scheduler_plugins.breaker import BreakerState
+from scheduler_plugins.deployment import Deployment, ReplicaState, Version
 from scheduler_plugins.diagnosis import unfitness
-from scheduler_plugins.registry import Deployment, ReplicaState, Version
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:

@@ -70,6 +70,19 @@ class AcceleratorDevice(Device):
         """Bytes in this process's tensors on the device."""
         return int(self._accelerator.memory_allocated(self.torch_device))
 
+    def room(self) -> int:
+        """Bytes that are free, or kept by torch for reuse."""
+        reserved = int(self._vendor.memory_reserved(self._index))
+        return self.memory()[0] + max(reserved - self.allocated(), 0)
+
+    def reset_peak(self) -> None:
+        """Begin to watch what this process's tensors take."""
+        self._vendor.reset_peak_memory_stats(self._index)
+
+    def peak(self) -> int:
+        """The most bytes in this process's tensors since `reset_peak`."""
+        return int(self._vendor.max_memory_allocated(self._index))
+
     def empty_cache(self) -> None:
         """Return memory that torch keeps for reuse to the device."""
         with self.active():

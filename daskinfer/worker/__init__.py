@@ -12,6 +12,8 @@
     the thread that models run on, one thing at a time
 ``execution``
     a batch through a model: joined, padded, run, divided
+``footprint``
+    what passes take of the device's memory
 ``resources``
     taking turns with the user's own tasks on the device
 ``results``

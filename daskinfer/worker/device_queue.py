@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from daskinfer.worker.resources import ResourceAccount
 
 if TYPE_CHECKING:
     from distributed import Worker
+
+    from daskinfer.device import Device
 
 _here = threading.local()
 
@@ -32,12 +35,18 @@ class DeviceQueue:
     worker
         Whose device it is. :func:`distributed.get_worker` works on the thread.
 
+    Attributes
+    ----------
+    broken
+        Why nothing runs on the device any more; None while all is well.
+
     Notes
     -----
     Lives on the worker's event loop.
     """
 
     def __init__(self, worker: Worker) -> None:
+        self.broken: BaseException | None = None
         self.account = ResourceAccount(worker)
         self._worker = worker
         self._turn = asyncio.Lock()
@@ -67,6 +76,16 @@ class DeviceQueue:
             return await self._run(function, *args)
         async with self._turn, self.account.hold(needed):
             return await self._run(function, *args)
+
+    @contextlib.contextmanager
+    def breaking(self, device: Device) -> Iterator[None]:
+        """Notice an error after which nothing runs on the device any more."""
+        try:
+            yield
+        except Exception as error:
+            if device.is_fatal(error):
+                self.broken = error
+            raise
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run a function after all that waits, and wait for nothing."""

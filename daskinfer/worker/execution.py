@@ -5,6 +5,8 @@ Runs on the device's own thread; knows neither workers nor the event loop.
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from daskinfer.exceptions import OutputMismatch
 from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
+from daskinfer.worker.footprint import Footprint
 
 #: Positional and keyword arguments of one request.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -36,13 +39,20 @@ class Item:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch: each key is in ``results`` or in ``errors``."""
+    """What became of a batch: each key is in ``results`` or in ``errors``.
+
+    Unless the device broke: then those of the pass that found out are ``struck``, and
+    what should have come after it is nowhere.
+    """
 
     results: dict[Key, Any] = field(default_factory=dict)
     errors: dict[Key, BaseException] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     #: Rows of the smallest pass that the device had no memory for; 0 if all fitted.
     out_of_memory: int = 0
+    #: Why nothing runs on the device any more.
+    broken: BaseException | None = None
+    struck: list[Key] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,8 @@ class BatchRun:
 
     A request that the model fails on fails alone: a pass that raised is run again
     in halves, which takes O(k log n) passes for k bad requests of n. A pass that
-    does not fit the device's memory is run again in smaller ones.
+    does not fit the device's memory is run again in smaller ones. When the device
+    itself has failed, nothing more is run.
 
     Parameters
     ----------
@@ -130,6 +141,11 @@ class BatchRun:
         Turns the call of a request without rows into one the model accepts.
     device
         Tells errors of the device from those of the inputs; None: there are none.
+    probe
+        Runs the model on what the device had memory for before. If it has none for
+        that either, its memory is lost, and it counts as broken.
+    footprint
+        Knows what passes take of the device's memory; None: nobody is asked.
 
     Examples
     --------
@@ -148,12 +164,16 @@ class BatchRun:
         sizes: PassSizes,
         zero_rows: Callable[[Call], Call] | None = None,
         device: Memory | None = None,
+        probe: Callable[[], object] | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
         self._model = model
         self._batch_dim = batch_dim
         self._sizes = sizes
         self._zero_rows = zero_rows
         self._device = device
+        self._probe = probe
+        self._footprint = footprint
         self._outcome = Outcome()
 
     def __call__(self, items: Iterable[Item]) -> Outcome:
@@ -192,7 +212,9 @@ class BatchRun:
         for members in self._passes(items):
             self._attempt(members)
 
-    def _attempt(self, members: list[Item]) -> None:
+    def _attempt(self, members: list[Item], *, is_last: bool = False) -> None:
+        if self._outcome.broken is not None:
+            return
         try:
             results = contain(self._run, members)
         except AmbiguousOutput as error:
@@ -202,16 +224,19 @@ class BatchRun:
                 for member in members:
                     self._attempt([member])
         except Exception as error:
-            self._failed(members, error)
+            self._failed(members, error, is_last)
         else:
             for member, result in zip(members, results, strict=True):
                 self._outcome.results[member.key] = result
 
-    def _failed(self, members: list[Item], error: Exception) -> None:
+    def _failed(self, members: list[Item], error: Exception, is_last: bool) -> None:
         """Find out whose fault it was, and answer all others."""
-        if self._shrinks(members, error):
-            self._attempt_all(members)
-        elif len(members) > 1 and self._is_of_an_input(error):
+        if self._device is not None and self._device.is_fatal(error):
+            self._break(members, error)
+        elif self._device is not None and self._device.is_out_of_memory(error):
+            self._shrink(self._device, members, error, is_last)
+        elif len(members) > 1 and not isinstance(error, OutputMismatch):
+            # A model that gives back too little does so for any input.
             middle = len(members) // 2
             self._attempt(members[:middle])
             self._attempt(members[middle:])
@@ -219,25 +244,50 @@ class BatchRun:
             for member in members:
                 self._outcome.errors[member.key] = error
 
-    def _shrinks(self, members: list[Item], error: Exception) -> bool:
-        """Whether smaller passes may fit where these did not."""
-        if self._device is None or not self._device.is_out_of_memory(error):
-            return False
-        rows = min(sum(member.rows for member in members), self._sizes.rows)
-        rows = self._sizes.padded(rows) or rows
-        self._device.empty_cache()
+    def _break(self, members: list[Item], error: Exception) -> None:
+        # It is kept for as long as the worker is; its frames hold tensors.
+        traceback.clear_frames(error.__traceback__)
+        self._outcome.broken = error
+        self._outcome.struck = [member.key for member in members]
+
+    # Memory
+
+    def _shrink(
+        self, device: Memory, members: list[Item], error: Exception, is_last: bool
+    ) -> None:
+        """Run smaller passes where these did not fit."""
+        # What the failed pass had computed so far hangs on the frames it ran in.
+        traceback.clear_frames(error.__traceback__)
+        device.empty_cache()
+        rows = self._largest_pass(members)
         smallest = self._outcome.out_of_memory or rows
         self._outcome.out_of_memory = min(smallest, rows)
         smaller = self._sizes.below(rows)
-        if smaller is None:
-            return False
-        self._sizes = smaller
-        return True
+        if smaller is not None:
+            self._sizes = smaller
+            self._attempt_all(members)
+        elif not is_last:
+            self._attempt(members, is_last=True)
+        elif self._is_memory_lost(device):
+            self._break(members, error)
+        else:
+            for member in members:
+                self._outcome.errors[member.key] = error
 
-    def _is_of_an_input(self, error: Exception) -> bool:
-        # A model that gives back too little does so for any input.
-        fatal = self._device is not None and self._device.is_fatal(error)
-        return not (fatal or isinstance(error, OutputMismatch))
+    def _largest_pass(self, members: list[Item]) -> int:
+        """Rows, with padding, of the largest pass that requests are run in."""
+        rows = min(sum(member.rows for member in members), self._sizes.rows)
+        return self._sizes.padded(rows) or rows
+
+    def _is_memory_lost(self, device: Memory) -> bool:
+        """Whether nothing fits any more, so that the request is not to blame."""
+        if self._probe is None:
+            return False
+        try:
+            contain(self._probe)
+        except Exception as error:
+            return device.is_out_of_memory(error) or device.is_fatal(error)
+        return False
 
     def _run(self, members: list[Item]) -> Sequence[Any]:
         first = members[0]
@@ -246,10 +296,11 @@ class BatchRun:
             return [payload.copy_arrays(self._forward(call, 1, 1, 1))]
         if first.rows == 0:
             call = self._zero_rows(first.call) if self._zero_rows else first.call
-            return self._pass([call], [0])
+            return self._pass([call], [0], None)
         if first.rows > self._sizes.rows:
             return [self._in_parts(first)]
-        return self._pass([m.call for m in members], [m.rows for m in members])
+        sizes = [member.rows for member in members]
+        return self._pass([member.call for member in members], sizes, first.signature)
 
     def _in_parts(self, item: Item) -> Any:
         """Run a request that is too large for one pass."""
@@ -257,16 +308,26 @@ class BatchRun:
         outputs, sizes = [], []
         for start, stop in self._sizes.cuts(item.rows):
             part = payload.slice_rows(*item.call, self._batch_dim, start, stop)
-            outputs += self._pass([part], [stop - start])
+            outputs += self._pass([part], [stop - start], item.signature)
             sizes.append(stop - start)
         return payload.join_outputs(outputs, sizes, self._batch_dim)
 
-    def _pass(self, calls: list[Call], sizes: list[int]) -> list[Any]:
+    def _pass(
+        self, calls: list[Call], sizes: list[int], signature: str | None
+    ) -> list[Any]:
         rows = sum(sizes)
         pad_to = self._sizes.padded(rows)
         joined = payload.collate(calls, self._batch_dim, pad_to)
-        output = self._forward(joined, rows, pad_to or rows, len(calls))
+        with self._room_for(signature, pad_to or rows):
+            output = self._forward(joined, rows, pad_to or rows, len(calls))
         return payload.split(output, sizes, self._batch_dim, pad_to)
+
+    def _room_for(
+        self, signature: str | None, rows: int
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._footprint is None or signature is None:
+            return contextlib.nullcontext()
+        return self._footprint.of_pass(signature, rows)
 
     def _forward(self, call: Call, rows: int, padded: int, requests: int) -> Any:
         args, kwargs = call

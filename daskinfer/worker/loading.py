@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from daskinfer import config, protocol, transport
 from daskinfer.device import RESOURCE_NAMES
-from daskinfer.failure import contain, dump_failure
+from daskinfer.failure import contain, describe, dump_failure
 from daskinfer.worker.execution import Call
 from daskinfer.worker.inputs import frames
 
@@ -135,6 +136,7 @@ class Loader:
             "device": "",
             "device_class": "",
             "timings": [],
+            "broken": "",
         }
         try:
             parts = await self._worker.scheduler.daskinfer_artifact(
@@ -158,6 +160,10 @@ class Loader:
             logger.info("Could not load %r %r", name, version, exc_info=True)
             self.models.pop((name, version), None)
             report["failure"] = dump_failure(error)
+            if error is self._device.broken:
+                # It is kept for as long as the worker is; its frames hold tensors.
+                traceback.clear_frames(error.__traceback__)
+                report["broken"] = describe(error)
         report["seconds"] = monotonic() - started
         self._worker.batched_send(report)
 
@@ -170,14 +176,15 @@ class Loader:
 
         device = open_device(message["device"])
         needed = message["resources"] or {RESOURCE_NAMES.get(device.kind, ""): 1.0}
-        return ResidentModel.load(
-            message["name"],
-            message["version"],
-            Artifact.from_message(artifact),
-            device,
-            self._device.account.declared(needed),
-            message["policy"],
-        )
+        with self._device.breaking(device):
+            return ResidentModel.load(
+                message["name"],
+                message["version"],
+                Artifact.from_message(artifact),
+                device,
+                self._device.account.declared(needed),
+                message["policy"],
+            )
 
     async def _warm(
         self, model: ResidentModel, example: Call
@@ -185,8 +192,13 @@ class Loader:
         steps: Iterator[Any] = iter(model.warmup(example))
         timings: list[tuple[int, float]] = []
         ended = object()
+
+        def advance() -> Any:
+            with self._device.breaking(model.device):
+                return next(steps, ended)
+
         while True:
-            step = await self._device.run(model.resources, next, steps, ended)
+            step = await self._device.run(model.resources, advance)
             if step is ended:
                 return timings
             if step is not None:

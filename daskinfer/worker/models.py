@@ -8,9 +8,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import payload
+from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
+from daskinfer.worker.footprint import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +51,7 @@ class ResidentModel:
     batch_dim: int | None
     allowed: tuple[int, ...] | None
     _example: Call | None = field(default=None, repr=False)
+    _footprint: Footprint | None = field(default=None, repr=False)
 
     @classmethod
     def load(
@@ -62,6 +65,7 @@ class ResidentModel:
     ) -> ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
+        from daskinfer.device.accelerator import AcceleratorDevice
 
         with device.active():
             function = artifact.build(device.torch_device)
@@ -77,6 +81,10 @@ class ResidentModel:
             policy["max_batch_size"],
             policy["batch_dim"],
             None if allowed is None else tuple(allowed),
+            # The memory of the host has no peak that could be watched.
+            _footprint=Footprint(device)
+            if isinstance(device, AcceleratorDevice)
+            else None,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,10 +110,19 @@ class ResidentModel:
     def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
         """Run a batch (on the device's thread)."""
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
-        run = BatchRun(self, self.batch_dim, sizes, self._as_zero_rows, self.device)
+        probe = None if self._example is None else self._probe
+        run = BatchRun(
+            self,
+            self.batch_dim,
+            sizes,
+            self._as_zero_rows,
+            self.device,
+            probe,
+            self._footprint,
+        )
         outcome = run(items)
         if outcome.errors:
-            self._note_origins(items, outcome)
+            self._explain_errors(items, outcome)
         if self._example is None:
             self._remember(items, outcome)
         return outcome
@@ -117,6 +134,8 @@ class ResidentModel:
         the thread that it runs on.
         """
         outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
+        if outcome.broken is not None:
+            raise outcome.broken
         if outcome.errors:
             raise outcome.errors["call"]
         return outcome.results["call"]
@@ -159,13 +178,39 @@ class ResidentModel:
         one = payload.slice_rows(*example, self.batch_dim, 0, 1)
         return payload.collate([one] * rows, self.batch_dim)
 
-    def _note_origins(self, items: list[Item], outcome: Outcome) -> None:
+    def _explain_errors(self, items: list[Item], outcome: Outcome) -> None:
         worker = current_worker()
         address = worker.address if worker is not None else "this process"
         for item in items:
             error = outcome.errors.get(item.key)
-            if error is not None:
+            if error is None:
+                continue
+            if self.device.is_out_of_memory(error):
+                outcome.errors[item.key] = self._no_memory(item, error, address)
+            else:
                 note_origin(error, self.name, self.version, item.signature, address)
+
+    def _no_memory(
+        self, item: Item, error: BaseException, address: str
+    ) -> OutOfDeviceMemory:
+        where = f"{self.device.torch_device} of {address}"
+        told = OutOfDeviceMemory(
+            f"{item.key!r} of {self.name!r} does not fit the memory of {where}, not "
+            f"even alone and with an emptied cache: make its input smaller. {error}",
+            key=item.key,
+            name=self.name,
+            version=self.version,
+            worker=address,
+        )
+        told.__cause__ = error
+        return told
+
+    def _probe(self) -> None:
+        """Run the smallest pass of what has run before."""
+        assert self._example is not None
+        smallest = self.allowed[0] if self.allowed else 1
+        args, kwargs = self._resized(self._example, smallest)
+        self(*args, **kwargs)
 
     # Requests without rows
 

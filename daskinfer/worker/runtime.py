@@ -15,7 +15,7 @@ from distributed.protocol.serialize import to_serialize
 
 from daskinfer import config, protocol, transport
 from daskinfer.exceptions import InferenceError
-from daskinfer.failure import dump_failure
+from daskinfer.failure import describe, dump_failure
 from daskinfer.streams import tune
 from daskinfer.wording import counted
 from daskinfer.worker.device_queue import DeviceQueue
@@ -118,6 +118,7 @@ class InferenceRuntime(WorkerPlugin):
                 protocol.DROP: self.drop,
                 protocol.LOAD: self.load,
                 protocol.UNLOAD: self.unload,
+                protocol.REPLACE: self.replace,
             }
         )
         worker.handlers[protocol.FETCH] = self.fetch
@@ -174,6 +175,10 @@ class InferenceRuntime(WorkerPlugin):
     ) -> None:
         """Take a batch."""
         if self.is_closing:
+            # The scheduler will know before it could have heard of this batch.
+            return
+        if self.device.broken is not None:
+            self._report(batch, Outcome(broken=self.device.broken))
             return
         model = self.loader.find(name, version)
         if model is None:
@@ -219,7 +224,9 @@ class InferenceRuntime(WorkerPlugin):
             del self.jobs[job.batch]
 
     def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
-        job.started = monotonic()
+        job.started = job.ended = monotonic()
+        if self.device.broken is not None:
+            return Outcome(broken=self.device.broken)
         found = inputs if job.who_has else None
         items = [
             Item(key, partial(load_call, body, found))
@@ -228,6 +235,8 @@ class InferenceRuntime(WorkerPlugin):
         ]
         outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
+        if outcome.broken is not None:
+            self.device.broken = outcome.broken
         return outcome
 
     def _report(
@@ -264,9 +273,25 @@ class InferenceRuntime(WorkerPlugin):
             "ran": job.ended - job.started if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",
             "pack": self._pack(stored, outcome, job.inline) if job else None,
+            "struck": outcome.struck,
+            "broken": "" if outcome.broken is None else describe(outcome.broken),
             "stimulus_id": stimulus_id,
         }
         self.worker.batched_send(message)
+
+    # A device that is broken
+
+    @guarded
+    def replace(self, reason: str, stimulus_id: str) -> None:
+        """Have the Nanny start this process anew.
+
+        Results in its memory move to other workers first.
+        """
+        logger.warning("Replacing the process of %s: %s", self.worker.address, reason)
+        # Not as one of the worker's own background tasks: closing cancels those.
+        self.worker.loop.add_callback(
+            self.worker.close_gracefully, restart=True, reason=reason
+        )
 
     # Results
 

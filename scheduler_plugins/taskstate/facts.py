@@ -163,6 +163,16 @@ class Facts:
         """A worker's own calls, as methods to await."""
         return self.scheduler.rpc(address)
 
+    def has_nanny(self, address: str) -> bool:
+        """Whether a worker's process would be started again."""
+        ws = self.scheduler.workers.get(address)
+        return ws is not None and bool(ws.nanny)
+
+    def seat(self, address: str) -> str:
+        """What a worker has in common with one that is started in its place."""
+        ws = self.scheduler.workers[address]
+        return ws.nanny or str(ws.name)
+
     def running(self) -> list[str]:
         """Addresses of the workers that may be given work."""
         return [ws.address for ws in self.scheduler.running]

@@ -1,4 +1,4 @@
-"""Models whose building holds the interpreter's lock, as native loaders may."""
+"""Models that hold the interpreter's lock, as native code may."""
 
 from __future__ import annotations
 
@@ -55,3 +55,34 @@ def test_a_worker_that_holds_the_lock_while_it_loads_stays() -> None:
         assert client.run(os.getpid) == before
         actions = {event["action"] for _, event in client.get_events("all")}
         assert "add-worker" in actions and "remove-worker" not in actions
+
+
+def holds_in_a_pass() -> Callable[[Any], Any]:
+    # Pickled by value: worker processes don't import the tests.
+    def answer(x: Any) -> Any:
+        import ctypes
+
+        if (x == 5).any():
+            ctypes.PyDLL(None).usleep(5_000_000)
+        return x + 1
+
+    return answer
+
+
+@pytest.mark.process
+def test_a_worker_whose_pass_holds_the_lock_for_five_seconds_stays() -> None:
+    with (
+        daskinfer.LocalCluster(
+            n_workers=1, device="cpu", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        before = client.run(os.getpid)
+        model = daskinfer.deploy(client, holds_in_a_pass(), name="holding")
+        futures = model.map([np.full((1, 1), i) for i in range(10)])
+        assert [int(y[0, 0]) for y in client.gather(futures)] == list(range(1, 11))
+        assert {daskinfer.info(future).attempts for future in futures} == {1}
+        assert client.run(os.getpid) == before
+        actions = {event["action"] for _, event in client.get_events("all")}
+        assert "remove-worker" not in actions
+        assert model.status().failures == 0

@@ -120,26 +120,26 @@ def test_more_rows_than_fit_are_several_passes() -> None:
 
 def test_out_of_memory_halves_the_ceiling_once_for_what_is_in_flight() -> None:
     model = seeded(n1=0.010, n64=0.073)
-    model.out_of_memory("npu", 64)
+    model.out_of_memory("npu", 64, 0.0)
     assert model.ceiling("npu") == 32
     assert model.sizes("npu") == [1]
     for _ in range(5):
-        model.out_of_memory("npu", 64)
-        model.out_of_memory("npu", 40)
+        model.out_of_memory("npu", 64, 0.0)
+        model.out_of_memory("npu", 40, 0.0)
     assert model.ceiling("npu") == 32
     assert model.ceiling("cpu") == 64
-    model.out_of_memory("npu", 1)
+    model.out_of_memory("npu", 1, 0.0)
     assert model.ceiling("npu") == 1
-    model.out_of_memory("npu", 1)
+    model.out_of_memory("npu", 1, 0.0)
     assert model.ceiling("npu") == 1
 
 
 def test_out_of_memory_with_allowed_sizes_keeps_to_them() -> None:
     model = LatencyModel(16, (2, 4, 16))
-    model.out_of_memory("npu", 9)
+    model.out_of_memory("npu", 9, 0.0)
     assert model.ceiling("npu") == 4
     for _ in range(3):
-        model.out_of_memory("npu", 1)
+        model.out_of_memory("npu", 1, 0.0)
     assert model.ceiling("npu") == 2
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from daskinfer import protocol
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
+from scheduler_plugins.deployment import Deployment
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
-from scheduler_plugins.registry import Deployment
 
 A, B = "tcp://a:1", "tcp://b:1"
 NOWHERE = Constraint(workers=frozenset({"tcp://gone:1"}))
@@ -235,6 +235,8 @@ class Bench:
             "waited": 0.0,
             "ran": seconds,
             "device": "cpu",
+            "struck": [],
+            "broken": "",
             "stimulus_id": "done",
         }
         self.dispatcher.done(done | about, address)

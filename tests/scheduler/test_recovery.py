@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from daskinfer import RetryPolicy
-from daskinfer.exceptions import BatchTimeout, WorkerLost
+from daskinfer.exceptions import BatchTimeout, DeviceError, WorkerLost
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.line import Line
 from tests.scheduler.bench import A, B, Bench, on_loop, settle
 
 
+def die(bench: Bench, index: int) -> None:
+    """A worker dies with a batch."""
+    bench.lose(bench.runs[index][0])
+
+
+def break_device(bench: Bench, index: int, struck: list[Any] | None = None) -> None:
+    """The device breaks under a batch; its worker is there until it is replaced."""
+    address, message = bench.runs[index]
+    requests = {
+        key: (request, batch.line)
+        for batch in bench.dispatcher.running.batches.values()
+        if batch.device.name == address
+        for key, request in batch.requests.items()
+    }
+    released = len(bench.tasks.released)
+    if struck is None:
+        struck = message["keys"]
+    release = bench.tasks.release_running
+
+    def park(keys: Any, stimulus_id: str) -> None:
+        # What Dask's transitions make the plugin do.
+        release(keys, stimulus_id)
+        for key in keys:
+            bench.dispatcher.enqueue(*requests[key])
+
+    with patch.object(bench.tasks, "release_running", park):
+        bench.answer(index, keys=[], struck=struck, broken="error code is 507015")
+        bench.dispatcher.device_failed(address)
+    for line in bench.dispatcher.lines.values():
+        for request in line.queue.requests():
+            if request.key in bench.tasks.failed:
+                bench.dispatcher.discard(request)
+    # Everybody once.
+    back = bench.tasks.released[released:]
+    assert sorted(map(str, back)) == sorted(map(str, requests))
+    bench.tasks.workers.remove(address)
+
+
 async def run_with_deadly(
-    bench: Bench, line: Line, deadly: set[Any], limit: int = 2000
+    bench: Bench,
+    line: Line,
+    deadly: set[Any],
+    kill: Callable[[Bench, int], None] = die,
+    limit: int = 2000,
 ) -> int:
     """Answer batches until nothing is left; those with a deadly one kill. Count."""
     deaths = 0
@@ -26,12 +70,12 @@ async def run_with_deadly(
             return deaths
         batch = running[0]
         first = next(b for b in running if b.device is batch.device)
+        index = [m["batch"] for _, m in bench.runs].index(first.batch_id)
         if deadly & set(first.requests):
             deaths += 1
-            bench.lose(first.device.name)
+            kill(bench, index)
             bench.join(f"tcp://new-{deaths}:1")
         else:
-            index = [m["batch"] for _, m in bench.runs].index(first.batch_id)
             bench.answer(index)
             bench.answered += list(bench.runs[index][1]["keys"])
     pytest.fail("it never ends")
@@ -295,3 +339,52 @@ async def test_answers_that_are_lost_cost_two_more_deaths_at_most():
     assert await run_with_deadly(bench, line, {3}) == 3
     assert list(bench.tasks.failed) == [3]
     assert sorted(bench.answered) == [0, 1, 2, 4, 5, 6, 7]
+
+
+# Devices that break
+
+
+@pytest.mark.parametrize("n", [1, 8, 64])
+@on_loop
+async def test_a_request_that_breaks_devices_ends_alone(n):
+    bench = Bench()
+    line = bench.open(
+        workers=(A, B), policy=BatchPolicy(max_batch_size=64), seconds=1e-3
+    )
+    line.retry = RetryPolicy(backoff=0, max_backoff=0)
+    bench.enqueue(line, *range(n))
+    poison = n // 2
+    deaths = await run_with_deadly(bench, line, {poison}, break_device)
+    assert deaths == expected_deaths(n)
+    assert list(bench.tasks.failed) == [poison]
+    error = bench.tasks.failed[poison]
+    assert isinstance(error, DeviceError)
+    assert "507015" in str(error)
+    assert sorted(bench.answered) == [i for i in range(n) if i != poison]
+
+
+@on_loop
+async def test_only_those_under_whom_the_device_broke_are_charged():
+    bench = Bench()
+    line = bench.open(policy=BatchPolicy(max_batch_size=2), seconds=1e-3)
+    requests = bench.enqueue(line, *"abcd")
+    await settle()
+    assert [keys for _, keys in bench.batches] == [["a", "b"], ["c", "d"]]
+    break_device(bench, 0, struck=["b"])
+    assert [r.charges for r in requests] == [0, 1, 0, 0]
+    assert [r.bystander for r in requests] == [0, 0, 0, 0]
+    # It was alone, so it waits for a while; the others don't.
+    assert [r.delayed for r in requests] == [False, True, False, False]
+    assert not bench.dispatcher.running.batches
+    assert not line.devices and line.in_flight == 0
+
+
+@on_loop
+async def test_a_policy_without_device_errors_lets_it_fail():
+    bench = Bench()
+    line = bench.open(seconds=1e-3)
+    line.retry = RetryPolicy(retry_on=[WorkerLost])
+    bench.enqueue(line, "x")
+    await settle()
+    break_device(bench, 0)
+    assert isinstance(bench.tasks.failed["x"], DeviceError)

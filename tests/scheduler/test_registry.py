@@ -4,13 +4,14 @@ import pytest
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
-from scheduler_plugins.registry import (
+from scheduler_plugins.deployment import (
+    MAX_BREAKS,
     Deployment,
-    Registry,
     ReplicaState,
     Version,
     WorkerFacts,
 )
+from scheduler_plugins.registry import Registry
 
 A, B = "tcp://a:1", "tcp://b:1"
 
@@ -171,3 +172,68 @@ def test_representations_tell_what_is_there():
     registry.add(wanted, made)
     assert repr(wanted) == "<Deployment 'm' versions: ['1']>"
     assert repr(made) == "<Version 'm' '1' ready: 0>"
+
+
+def test_a_worker_whose_device_is_broken_serves_nothing_and_says_why():
+    registry = Registry()
+    registry.join(worker(A))
+    registry.join(worker(B))
+    (a, _) = registry.add(deployment(), version())
+    for address in (A, B):
+        loaded(registry, address)
+    registry.device_failed(A, "its device is broken: 507015", replaced=False)
+    assert [r.address for r in registry.version("m").ready()] == [B]
+    # A load that was under way there is not awaited any more.
+    assert not registry.awaits("m", "1", A, 1)
+    assert a.reason == "its device is broken: 507015"
+    assert [r.address for r in registry.add(deployment("n"), version("n"))] == [B]
+    registry.device_failed(B, "too", replaced=False)
+    assert "tcp://a:1: failed: its device is broken: 507015" in registry.problem("m")
+    assert "tcp://a:1: its device is broken: 507015" in registry.problem("n")
+    # Under the same address, a process that is new.
+    registry.leave(A)
+    registry.join(worker(A))
+    assert loaded(registry, A)
+    assert registry.problem("m") is None
+    registry.device_failed("tcp://unknown:1", "whatever", replaced=False)
+
+
+def test_a_worker_whose_process_is_replaced_is_waited_for():
+    registry = Registry()
+    registry.join(worker(A))
+    made = version()
+    registry.add(deployment(), made)
+    loaded(registry, A)
+    registry.device_failed(A, "507015; its Nanny starts it anew", replaced=True)
+    assert not made.ready() and not made.settled()
+    assert "loading: 507015; its Nanny starts it anew" in registry.problem("m")
+    registry.leave(A)
+    ((_, replica),) = registry.join(worker(B), "its process is new")
+    assert replica.doubt == "its process is new"
+    # Of what is deployed later, the process is as good as any.
+    (later,) = registry.add(deployment("n"), version("n"))
+    assert later.doubt is None
+
+
+def test_a_version_that_breaks_a_workers_device_each_time_is_not_loaded_again():
+    registry = Registry()
+    made = version()
+    registry.add(deployment(), made)
+    registry.add(deployment("n"), version("n"))
+    for attempt in range(MAX_BREAKS):
+        address = f"tcp://a:{attempt}"
+        facts = worker(address)
+        facts.seat = "tcp://nanny:1"
+        assert [v.name for v, _ in registry.join(facts)] == ["m", "n"]
+        registry.broke_device("m", "1", address, "507015", "a traceback")
+        registry.device_failed(address, "507015", replaced=True)
+        registry.leave(address)
+    facts = worker(A)
+    facts.seat = "tcp://nanny:1"
+    assert [v.name for v, _ in registry.join(facts)] == ["n"]
+    (replica,) = made.replicas.values()
+    assert (replica.state, replica.failure) == (ReplicaState.FAILED, "a traceback")
+    assert "broke 3 times" in replica.reason and "507015" in replica.reason
+    assert made.settled()
+    # Others may fare better.
+    assert [v.name for v, _ in registry.join(worker(B))] == ["m", "n"]

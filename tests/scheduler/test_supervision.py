@@ -318,3 +318,25 @@ async def test_a_trial_that_nobody_wants_any_more_is_followed_by_another():
     bench.answer(1)
     assert line.health.is_perfect
     nothing_is_left(bench)
+
+
+@on_loop
+async def test_a_process_in_place_of_a_broken_one_is_tried_with_one_request_first():
+    bench = Bench().follow()
+    line = bench.open(seconds=1e-3)
+    bench.dispatcher.device_failed(A)
+    assert not line.devices
+    bench.enqueue(line, *range(4))
+    await settle()
+    assert bench.batches == []
+    timings = [(1, 1e-3), (64, 1e-3)]
+    bench.dispatcher.device_ready("m", "1", A, "cpu", timings, "its process is new")
+    assert line.health.state(A, 1e9) == (BreakerState.HALF_OPEN, "its process is new")
+    await settle()
+    assert bench.batches == [(A, [0])]
+    bench.answer(0)
+    await settle()
+    assert bench.batches[1:] == [(A, [1, 2, 3])]
+    assert line.health.is_perfect
+    bench.answer(1)
+    nothing_is_left(bench)

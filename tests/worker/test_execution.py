@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -57,10 +58,9 @@ def items(values: list[float], rows: int = 1) -> list[Item]:
     ]
 
 
-def run(model, requests, device=None, **sizes) -> Outcome:
-    return BatchRun(model, 0, PassSizes(**{"rows": 64, **sizes}), device=device)(
-        requests
-    )
+def run(model, requests, device=None, probe=None, **sizes) -> Outcome:
+    passes = PassSizes(**{"rows": 64, **sizes})
+    return BatchRun(model, 0, passes, device=device, probe=probe)(requests)
 
 
 def test_one_bad_input_fails_alone():
@@ -118,7 +118,7 @@ def test_a_device_that_is_gone_is_asked_once():
 
     outcome = run(dies, items([1, 2, 3]), Device())
     assert calls == [3]
-    assert len(outcome.errors) == 3
+    assert len(outcome.struck) == 3 and not outcome.errors
 
 
 @pytest.mark.parametrize("fits", [1, 5, 40, 63])
@@ -153,9 +153,71 @@ def test_allowed_sizes_are_kept_when_memory_is_short():
 
 def test_what_never_fits_fails_with_the_devices_error():
     device = Device(0)
-    outcome = run(Doubles(device), items([1, 2]), device)
+    model = Doubles(device)
+    outcome = run(model, items([1, 2]), device)
     assert {type(error) for error in outcome.errors.values()} == {NoMemory}
     assert outcome.out_of_memory == 1
+    # The smallest passes have a second chance with the emptied cache.
+    assert model.sizes == [2, 1, 1, 1, 1]
+    assert outcome.broken is None
+
+
+def test_memory_that_is_lost_is_told_from_an_input_that_is_too_large():
+    device = Device(0)
+    calls: list[int] = []
+
+    def fits() -> None:
+        calls.append(1)
+
+    def fits_not() -> None:
+        calls.append(1)
+        raise NoMemory("not even the usual")
+
+    outcome = run(Doubles(device), items([1, 2]), device, probe=fits)
+    assert sorted(outcome.errors) == ["r0", "r1"]
+    assert outcome.broken is None and len(calls) == 2
+
+    outcome = run(Doubles(device), items([1, 2]), device, probe=fits_not)
+    assert isinstance(outcome.broken, NoMemory)
+    assert outcome.struck == ["r0"]
+    assert not outcome.errors and not outcome.results
+    assert len(calls) == 3
+
+
+def test_what_a_failed_pass_computed_is_let_go_before_the_next():
+    class Tensor:
+        pass
+
+    kept: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def hungry(x: np.ndarray) -> np.ndarray:
+        alive.append(sum(ref() is not None for ref in kept))
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        if len(x) > 1:
+            raise NoMemory
+        return x
+
+    outcome = run(hungry, items([1, 2, 3, 4]), Device())
+    assert len(outcome.results) == 4
+    assert alive == [0] * len(alive)
+
+
+def test_nothing_runs_after_the_device_has_failed():
+    model = Doubles()
+
+    def fails_on_three(x: np.ndarray) -> np.ndarray:
+        if (x == 3).any():
+            raise RuntimeError("error code is 507015")
+        return model(x)
+
+    outcome = run(fails_on_three, items(list(range(8))), Device(), rows=2)
+    assert sorted(outcome.results) == ["r0", "r1"]
+    assert outcome.struck == ["r2", "r3"]
+    assert "507015" in str(outcome.broken)
+    assert not outcome.errors
+    assert model.sizes == [2]
 
 
 def test_memory_and_a_bad_input_at_once():

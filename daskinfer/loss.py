@@ -1,0 +1,132 @@
+"""What is said when the scheduler is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distributed.client import FutureCancelledError, FuturesCancelledError, FutureState
+
+from daskinfer.exceptions import SchedulerLost
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+T = TypeVar("T")
+
+#: Among a client's extensions: the id of the scheduler that it has spoken to.
+SCHEDULER = "daskinfer-scheduler"
+
+#: Dask's reason for cancelling futures whose scheduler is gone.
+_REASON = "scheduler-connection-lost"
+_numbers = itertools.count()
+
+
+def is_lost(client: Client) -> bool:
+    """Whether a client that was connected knows that its scheduler is gone.
+
+    It tries to connect again for as long as its own ``timeout``, and closes then.
+    """
+    # Dask forgets the identity when the client closes.
+    was_connected = client._scheduler_identity or SCHEDULER in client.extensions
+    return client.scheduler_comm is None and bool(was_connected)
+
+
+def scheduler_lost() -> SchedulerLost:
+    """What to raise."""
+    return SchedulerLost(
+        "the connection to the scheduler is lost, and what was not answered yet "
+        "with it: connect again, deploy again if the scheduler is a new one, and "
+        "send it again"
+    )
+
+
+@contextlib.contextmanager
+def told_as_lost() -> Iterator[None]:
+    """Turn what Dask raises when its scheduler is gone into `SchedulerLost`.
+
+    Examples
+    --------
+    >>> with told_as_lost():
+    ...     raise FutureCancelledError("key", "scheduler-connection-lost")
+    Traceback (most recent call last):
+        ...
+    daskinfer.exceptions.SchedulerLost: the connection to the scheduler is lost, and \
+what was not answered yet with it: connect again, deploy again if the scheduler is a \
+new one, and send it again
+    """
+    try:
+        yield
+    except (FutureCancelledError, FuturesCancelledError, OSError) as error:
+        if not _is_loss(error):
+            raise
+        raise scheduler_lost() from error
+
+
+def _is_loss(error: BaseException) -> bool:
+    if isinstance(error, FutureCancelledError):
+        return error.reason == _REASON
+    if isinstance(error, FuturesCancelledError):
+        return any(group.reason == _REASON for group in error.error_groups)
+    return not isinstance(error, TimeoutError | SchedulerLost)
+
+
+async def until_lost(
+    client: Client,
+    ask: Callable[..., Awaitable[T]],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> T:
+    """Ask the scheduler something, and wait for as long as there is one.
+
+    Dask would try to connect for as long as the client's ``timeout``.
+
+    Raises
+    ------
+    SchedulerLost
+        As soon as the client knows.
+    """
+    if is_lost(client):
+        raise scheduler_lost()
+    # Dask cancels the states of all futures when it loses its scheduler.
+    key = f"daskinfer-connection-{next(_numbers)}"
+    client.futures[key] = connection = FutureState(key)
+    answer = asyncio.ensure_future(ask(*args, **kwargs))
+    loss = asyncio.ensure_future(connection.wait())
+    try:
+        await asyncio.wait((answer, loss), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done() and is_lost(client):
+            raise scheduler_lost()
+        with told_as_lost():
+            return await answer
+    finally:
+        client.futures.pop(key, None)
+        loss.cancel()
+        answer.cancel()
+
+
+class Calls:
+    """The scheduler's calls, as methods to await.
+
+    Parameters
+    ----------
+    client
+        Whose scheduler it is.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<Calls of {self._client.id}>"
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(**arguments: Any) -> Any:
+            return await getattr(self._client.scheduler, name)(**arguments)
+
+        return partial(until_lost, self._client, call)

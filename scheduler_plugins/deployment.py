@@ -1,0 +1,139 @@
+"""What was asked for under one name, and how far each worker is with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from daskinfer.breaker import BreakerPolicy
+from daskinfer.policy import BatchPolicy
+from daskinfer.retry import RetryPolicy
+
+#: How often a version may break the device of a worker while it is loaded there.
+MAX_BREAKS = 3
+
+
+class ReplicaState(str, Enum):
+    """How far a worker is with a version."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class WorkerFacts:
+    """What a worker has told about itself.
+
+    ``devices`` maps the kinds it can use to device classes, the best first;
+    ``reasons`` says why it cannot use the others, ``broken`` why it can use none any
+    more. ``seat`` is what it has in common with the process that comes in its place.
+    """
+
+    address: str
+    devices: Mapping[str, str]
+    reasons: Mapping[str, str]
+    resources: Mapping[str, float]
+    seat: str = ""
+    broken: str | None = None
+
+
+@dataclass(slots=True)
+class Replica:
+    """One version on one worker.
+
+    ``load`` numbers the loads that were ever asked for. ``doubt`` says why it is to be
+    tried with one request before it is given more.
+    """
+
+    address: str
+    load: int = 0
+    state: ReplicaState = ReplicaState.LOADING
+    device: str | None = None
+    device_class: str | None = None
+    digest: str | None = None
+    reason: str | None = None
+    failure: Any = None
+    seconds: float = 0.0
+    doubt: str | None = None
+
+
+@dataclass(slots=True)
+class Breakage:
+    """How often a version broke the device of a worker, and how the last time."""
+
+    times: int = 0
+    reason: str = ""
+    failure: Any = None
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of a deployment and its replicas by worker address.
+
+    ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
+    ``breakages`` are the devices that loading it broke, by the worker's seat.
+    """
+
+    name: str
+    version: str
+    digest: str
+    artifact: Any = None
+    warmup: Any = None
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    breakages: dict[str, Breakage] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"
+
+    def ready(self) -> list[Replica]:
+        """Replicas that may be sent requests."""
+        return [r for r in self.replicas.values() if r.state is ReplicaState.READY]
+
+    def settled(self) -> bool:
+        """Whether some worker has tried it, and none still does."""
+        return bool(self.replicas) and not any(
+            r.state is ReplicaState.LOADING for r in self.replicas.values()
+        )
+
+
+@dataclass(slots=True)
+class Deployment:
+    """What was asked for under one name."""
+
+    name: str
+    policy: BatchPolicy
+    device: str
+    resources: tuple[tuple[str, float], ...]
+    placement: str
+    active: str
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    request_timeout: float | None = None
+    max_queue: int | None = None
+    batch_timeout: float | None = None
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    versions: dict[str, Version] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Deployment {self.name!r} versions: {sorted(self.versions)}>"
+
+    def refusal(self, worker: WorkerFacts) -> str | None:
+        """Why a worker cannot serve this deployment, or None if it can."""
+        if worker.broken is not None:
+            return worker.broken
+        for resource, amount in self.resources:
+            if worker.resources.get(resource, 0) < amount:
+                has = ", ".join(
+                    f"{name}={value:g}" for name, value in worker.resources.items()
+                )
+                return f"it lacks {resource}={amount:g} (it has {has or 'none'})"
+        if not self.finds_device(worker):
+            why = worker.reasons.get(self.device, "it is not there")
+            return f"no {self.device} device: {why}"
+        return None
+
+    def finds_device(self, worker: WorkerFacts) -> bool:
+        """Whether a worker has the kind of device that was asked for."""
+        return self.device == "auto" or self.device in worker.devices
