@@ -1,9 +1,7 @@
 """Sends what waits to the devices that want it, and takes the answers in.
 
-The policies decide (:mod:`~scheduler_plugins.queueing`,
-:mod:`~scheduler_plugins.batching`); this shell asks them after every event, enacts
-what they say, and arms one timer for the moment at which they want to be asked
-again.
+The policies decide (:mod:`~scheduler_plugins.choosing` asks them); this shell enacts
+what they say after every event, and arms one timer for their next wish.
 """
 
 from __future__ import annotations
@@ -12,22 +10,21 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import monotonic
 
-from daskinfer.wording import counted
 from scheduler_plugins.admission import Admission
-from scheduler_plugins.batching import Send
+from scheduler_plugins.choosing import Choice, Chooser
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.health import Suspicion
-from scheduler_plugins.line import Batch, LaneKey, Line
+from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.load import DeviceLoad, Link
-from scheduler_plugins.queueing import Lane, Request
+from scheduler_plugins.queueing import Request
 from scheduler_plugins.recovery import Recovery
-from scheduler_plugins.reserving import Reservations
 from scheduler_plugins.running import Running
+from scheduler_plugins.starving import Starvation
 from scheduler_plugins.statistics import Statistics
 from scheduler_plugins.supervision import Supervision
 from scheduler_plugins.timer import Timer
@@ -38,10 +35,6 @@ if TYPE_CHECKING:
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.dispatcher")
-
-#: Lanes of one version and constraint looked at per decision. Younger ones get
-#: their turn when the older ones have left.
-_LANES = 32
 
 
 class Dispatcher:
@@ -95,12 +88,13 @@ class Dispatcher:
             self.link,
             suspicion,
         )
-        self._reserved = Reservations()
+        self._starvation = Starvation(report, warn_after)
+        self.chooser = Chooser(
+            self._admission, self.supervision, self._starvation, self.link
+        )
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
-        self._report = report
         self._expire = expire
         self._priority_age = priority_age
-        self._warn_after = warn_after
         self._woken = False
         self._timer = Timer(self.wake)
 
@@ -130,6 +124,7 @@ class Dispatcher:
     def close(self, name: str, version: str) -> list[Request]:
         """Stop serving a version; return who waited for it."""
         line = self.lines.pop((name, version))
+        self._starvation.ended(line)
         waiting = line.queue.requests() + self.recovery.held(line)
         for request in waiting:
             self.discard(request)
@@ -155,10 +150,8 @@ class Dispatcher:
         line = self.lines.get((name, version))
         if line is None:
             return
-        device = self._devices.get((address, device_class))
-        if device is None:
-            device = DeviceLoad(address, device_class)
-            self._devices[address, device_class] = device
+        new = DeviceLoad(address, device_class)
+        device = self._devices.setdefault((address, device_class), new)
         line.devices[address] = device
         line.device_class = device_class
         line.latency.seed(address, device_class, timings)
@@ -168,8 +161,7 @@ class Dispatcher:
 
     def workers_changed(self) -> None:
         """There is something new to say about who serves what: say it again."""
-        for line in self.lines.values():
-            line.starved_since = None
+        self._starvation.clear()
         self.wake()
 
     def worker_lost(self, address: str, *, expected: bool = False) -> None:
@@ -282,13 +274,7 @@ class Dispatcher:
 
     def waiting_seconds(self) -> float:
         """Device time that the waiting requests need, over all devices."""
-        total = 0.0
-        for line in self._busy():
-            kind = line.device_class
-            best = line.batcher.best_size(kind)
-            seconds = line.latency.curve(kind).at(best)
-            total += line.queue.rows * seconds / best
-        return total
+        return sum(line.waiting_seconds() for line in self._busy())
 
     # Deciding
 
@@ -313,18 +299,18 @@ class Dispatcher:
             busy.sort(key=lambda line: line.served)
             now = monotonic()
             wake_at = math.inf
-            self._reserved.begin()
+            self.chooser.begin()
             for line in busy:
                 try:
-                    sent, until = self._try(line, running, now)
+                    choice = self.chooser.choose(line, running, now)
+                    if isinstance(choice, Choice):
+                        self._send(line, choice)
+                        break
+                    wake_at = min(wake_at, choice)
                 except Exception as error:
                     self._give_up(line, error)
-                    continue
-                if sent:
-                    break
-                wake_at = min(wake_at, until)
             else:
-                if not self._reserved.release():
+                if not self.chooser.release():
                     break
             busy = [line for line in busy if line.queue.count]
         self._timer.set(
@@ -342,77 +328,22 @@ class Dispatcher:
             try:
                 self._expire(late)
             except Exception:
-                told = counted(len(late), "request")
-                logger.exception("%s could not be ended in time", told)
+                logger.exception("%d requests could not be ended in time", len(late))
 
-    def _try(self, line: Line, running: set[str], now: float) -> tuple[bool, float]:
-        """Send one batch of a version, or tell when to try again."""
-        lanes = line.queue.oldest(_LANES)
-        trial = self.supervision.trial(line, lanes, running, now)
-        if trial is not None:
-            self._send(line, *trial)
-            return True, now
-        wake_at = line.health.next(now)
-        fit = self.supervision.fit(line, running, now)
-        rested = self.supervision.rested(line, fit, now)
-        starving = True
-        for lane in lanes:
-            head = lane.head()
-            assert head is not None
-            devices = self._admission.devices(lane, rested, fit)
-            if not devices:
-                continue
-            starving = False
-            isolated = cast(LaneKey, lane.key).group is not None
-            devices = self._reserved.open_to(lane if isolated else None, devices)
-            decision = line.batcher.decide(
-                now,
-                waiting=lane.rows,
-                oldest=head.arrived,
-                devices=devices,
-                transfer=self._admission.transfer(head),
-                alone=isolated,
-            )
-            if isinstance(decision, Send):
-                self._send(line, lane, decision)
-                return True, now
-            if isolated:
-                self._reserved.keep(lane, devices, now, self.link)
-            if decision.until is not None:
-                wake_at = min(wake_at, decision.until)
-        if starving:
-            wake_at = min(wake_at, self._note_starving(line, now))
-        else:
-            line.starved_since = None
-        return False, wake_at
-
-    def _send(self, line: Line, lane: Lane, decision: Send) -> None:
-        line.starved_since = None
-        batch = self.running.dispatch(line, lane, decision)
+    def _send(self, line: Line, choice: Choice) -> None:
+        batch = self.running.dispatch(line, choice.lane, choice.send)
         if batch is not None:
             self.supervision.sent(batch)
-            if not line.health.admits(decision.device.name):
-                line.health.try_with(decision.device.name, batch.batch_id)
+            if not line.health.admits(batch.device.name):
+                line.health.try_with(batch.device.name, batch.batch_id)
 
     def _give_up(self, line: Line, error: Exception) -> None:
         """Nothing can be decided for a version: a user's placement fails."""
         waiting = line.queue.requests()
-        failing = counted(len(waiting), "waiting request")
-        logger.exception("%r cannot be served; failing %s", line, failing)
+        logger.exception("%r cannot be served; failing who waits", line)
         for request in waiting:
             line.queue.discard(request)
         self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")
-
-    def _note_starving(self, line: Line, now: float) -> float:
-        if line.starved_since is None:
-            line.starved_since = now
-        due = line.starved_since + self._warn_after
-        if now < due:
-            return due
-        if math.isfinite(due):
-            self._report(line)
-            line.starved_since = math.inf  # told once, until something changes
-        return math.inf
 
     def _busy(self) -> list[Line]:
         return [line for line in self.lines.values() if line.queue.count]

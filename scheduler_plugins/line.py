@@ -94,7 +94,12 @@ class Line:
         self.served = 0.0
         self.in_flight = 0
         self.delayed = 0
-        self.starved_since: float | None = None
+
+    def waiting_seconds(self) -> float:
+        """Device time that those who wait need, on devices like the latest."""
+        best = self.batcher.best_size(self.device_class)
+        seconds = self.latency.curve(self.device_class).at(best)
+        return self.queue.rows * seconds / best
 
     def __repr__(self) -> str:
         return (

@@ -60,7 +60,7 @@ def left_over(scheduler: Scheduler, *workers: Worker) -> dict[str, Any]:
         "doomed": plugin.lifecycle.doomed,
         "deadlines": dispatcher.deadlines.keys(),
         "delayed": dispatcher.recovery.delayed.keys(),
-        "reserved": [d for d in [dispatcher._reserved] if len(d)],
+        "reserved": [d for d in [dispatcher.chooser.reserved] if len(d)],
         "batches": dispatcher.running.batches,
         "unwanted": dispatcher.running.unwanted,
         "queued": [line for line in dispatcher.lines.values() if len(line.queue)],

@@ -235,7 +235,7 @@ async def test_an_isolated_request_gets_its_turn_under_full_load():
     # Nothing is queued behind it, and nobody is held back once it is answered.
     bench.answer(position)
     await settle()
-    assert not bench.dispatcher._reserved
+    assert not bench.dispatcher.chooser.reserved
     assert len([b for b, _ in bench.batches[position + 1 :] if b == device]) >= 1
 
 
@@ -306,13 +306,13 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     await settle()
     (suspect,) = bench.enqueue(line, "suspect", arrived=-1.0, group="g")
     await settle()
-    assert len(bench.dispatcher._reserved) == 1
+    assert len(bench.dispatcher.chooser.reserved) == 1
     bench.enqueue(line, "next")
     bench.dispatcher.discard(suspect)
     bench.answer(0)
     await settle()
     assert bench.batches[-1] == (A, ["next"])
-    assert not bench.dispatcher._reserved
+    assert not bench.dispatcher.chooser.reserved
 
 
 @on_loop
