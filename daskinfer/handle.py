@@ -246,6 +246,12 @@ class Model:
             resident = runtime.loader.find(self.name, self.version)
             if resident is not None:
                 return resident.call_one((args, kwargs))
+            future = self._submit(options, args, kwargs)
+            resident = runtime.loader.find_before(future, self.name, self.version)
+            if resident is not None:
+                future.release()
+                return resident.call_one((args, kwargs))
+            return future.result()
         future = self._submit(options, args, kwargs)
         return future if future.client.asynchronous else future.result()
 

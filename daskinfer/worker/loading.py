@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from daskinfer.worker.execution import Call
 from daskinfer.worker.inputs import frames
 
 if TYPE_CHECKING:
-    from distributed import Worker
+    from distributed import Future, Worker
 
     from daskinfer.device import DeviceReport
     from daskinfer.worker.device_queue import DeviceQueue
@@ -40,7 +41,7 @@ class Loader:
     Attributes
     ----------
     models
-        What is loaded, by name and version.
+        What is there, by name and version; some are being warmed.
 
     Notes
     -----
@@ -53,6 +54,7 @@ class Loader:
         self._worker = worker
         self._device = device
         self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._awaited: list[threading.Event] = []
         self._thread = ThreadPoolExecutor(
             config.integer("loading-threads"), thread_name_prefix="daskinfer-loader"
         )
@@ -70,6 +72,25 @@ class Loader:
             return self.models.get((name, version))
         found = [model for key, model in self.models.items() if key[0] == name]
         return found[0] if len(found) == 1 else None
+
+    def find_before(
+        self, future: Future[Any], name: str, version: str | None
+    ) -> ResidentModel | None:
+        """Wait for a model to be there; None if the future ends first.
+
+        For the device's own thread, which must not wait for the future alone: its
+        request may have come here, and wait for that thread.
+        """
+        changed = threading.Event()
+        future.add_done_callback(lambda _: changed.set())
+        self._awaited.append(changed)
+        try:
+            while (found := self.find(name, version)) is None and not future.done():
+                changed.wait()
+                changed.clear()
+        finally:
+            self._awaited.remove(changed)
+        return found
 
     def load(self, message: dict[str, Any]) -> None:
         """Begin to load what a :class:`~daskinfer.protocol.LoadMessage` asks for."""
@@ -122,16 +143,20 @@ class Loader:
             if parts is None:
                 return  # undeployed meanwhile
             model = await self._in_thread(self._build, message, parts["artifact"])
+            # Other models here may call it from now on.
+            self.models[name, version] = model
+            for changed in self._awaited:
+                changed.set()
             if parts["warmup"] is not None:
                 body = frames(parts["warmup"])
                 example = await self._in_thread(transport.loads, body)
                 report["timings"] = await self._warm(model, example)
-            self.models[name, version] = model
             report["digest"] = model.digest
             report["device"] = str(model.device.torch_device)
             report["device_class"] = model.device.device_class
         except Exception as error:
             logger.info("Could not load %r %r", name, version, exc_info=True)
+            self.models.pop((name, version), None)
             report["failure"] = dump_failure(error)
         report["seconds"] = monotonic() - started
         self._worker.batched_send(report)
