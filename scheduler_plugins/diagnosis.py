@@ -66,16 +66,17 @@ class Diagnosis:
         ready = [address for address in line.devices if address in running]
         if not ready:
             return "every ready worker is paused or closing"
-        now = monotonic()
-        unfit = {address: unfitness(line, address, now) for address in ready}
-        if all(unfit.values()):
-            told = "; ".join(f"{address}: {why}" for address, why in unfit.items())
-            return f"no worker is fit: {told}"
         if constraint is None:
             (lane,) = line.queue.oldest(1)[:1]
             constraint = cast("LaneKey", lane.key).constraint
-        if not any(self._tasks.admits(constraint, address) for address in ready):
+        allowed = [a for a in ready if self._tasks.admits(constraint, a)]
+        if not allowed:
             return self._unsatisfied(constraint)
+        now = monotonic()
+        unfit = {address: unfitness(line, address, now) for address in allowed}
+        if all(unfit.values()):
+            told = "; ".join(f"{address}: {why}" for address, why in unfit.items())
+            return f"no worker is fit: {told}"
         return None
 
     def _unsatisfied(self, constraint: Constraint) -> str:
