@@ -46,14 +46,22 @@ class Admission:
             request.tried,
         )
 
-    def devices(self, lane: Lane, ready: list[DeviceLoad]) -> list[DeviceLoad]:
-        """The devices that a lane may use; where it has failed only if no others."""
+    def devices(
+        self, lane: Lane, ready: list[DeviceLoad], resting: list[DeviceLoad]
+    ) -> list[DeviceLoad]:
+        """The devices that a lane may use; where it has failed only if no others.
+
+        Rather than go there, it goes to one that is ``resting``.
+        """
         key = cast(LaneKey, lane.key)
         allowed = self._satisfying(key.constraint, ready)
         if not key.tried:
             return allowed
-        fresh = [device for device in allowed if device.name not in key.tried]
-        return fresh or allowed
+        for devices in (allowed, self._satisfying(key.constraint, resting)):
+            fresh = [device for device in devices if device.name not in key.tried]
+            if fresh:
+                return fresh
+        return allowed
 
     def allowed(self, request: Request, ready: list[DeviceLoad]) -> list[DeviceLoad]:
         """The devices that a request may use, wherever it has failed."""

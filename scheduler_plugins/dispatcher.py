@@ -329,12 +329,13 @@ class Dispatcher:
             self._send(line, *trial)
             return True, now
         wake_at = line.health.next(now)
-        ready = self.supervision.fit(line, running, now)
+        fit = self.supervision.fit(line, running, now)
+        rested = self.supervision.rested(line, fit, now)
         starving = True
         for lane in lanes:
             head = lane.head()
             assert head is not None
-            devices = self._admission.devices(lane, ready)
+            devices = self._admission.devices(lane, rested, fit)
             if not devices:
                 continue
             starving = False

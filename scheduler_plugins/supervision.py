@@ -85,10 +85,16 @@ class Supervision:
         ready = [d for address, d in line.devices.items() if address in running]
         if line.health.is_perfect and not self._stuck:
             return ready
-        health = line.health
-        fit = [d for d in ready if not d.stuck and health.admits(d.name)]
-        # One that fails fast looks idle. It gets its share, and no more.
-        return [d for d in fit if not health.rests(d.name, now)] or fit
+        return [d for d in ready if not d.stuck and line.health.admits(d.name)]
+
+    def rested(self, line: Line, fit: list[DeviceLoad], now: float) -> list[DeviceLoad]:
+        """Those that it is the turn of; all of them if it is nobody's.
+
+        One that fails fast looks idle. It gets its share, and no more.
+        """
+        if line.health.is_perfect:
+            return fit
+        return [d for d in fit if not line.health.rests(d.name, now)] or fit
 
     def trial(
         self,
@@ -111,7 +117,7 @@ class Supervision:
                     continue
                 if not device.takes_more(isolated):
                     continue
-                if device in self._admission.devices(lane, [device]):
+                if device in self._admission.devices(lane, [device], []):
                     return lane, Send(device, 1, False, "alone" if isolated else "try")
         return None
 

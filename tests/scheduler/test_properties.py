@@ -247,7 +247,7 @@ class World:
             ready = [d for d in line.devices.values() if d.name in running]
             for lane in line.queue.oldest(100):
                 # One that has failed it is no help while there is another.
-                allowed = dispatcher._admission.devices(lane, ready)
+                allowed = dispatcher._admission.devices(lane, ready, ready)
                 idle = [device for device in allowed if device.idle]
                 assert not idle, f"{lane} waits while {idle} idle"
 
