@@ -16,10 +16,10 @@ import dask
 from distributed import Client, Future
 
 import daskinfer
-from daskinfer import BatchPolicy, Model
+from daskinfer import BatchPolicy, Model, RetryPolicy
 from tests.chaos.judge import Asked, Ended, Tally
 from tests.chaos.models import row
-from tests.chaos.plan import Code, Plan, Step
+from tests.chaos.plan import BATCH_TIMEOUT, LIMITED, Code, Plan, Step
 
 #: By then everything has ended, or never will.
 PATIENCE = 120.0
@@ -27,6 +27,11 @@ PATIENCE = 120.0
 
 async def deploy(client: Client, name: str) -> Model:
     """Deploy a model of :mod:`tests.chaos.models` under a name."""
+    limits: dict[str, Any] = {}
+    if name == LIMITED:
+        # Nobody shall fail for having met several frozen workers.
+        retry = RetryPolicy(max_attempts=10)
+        limits = {"batch_timeout": BATCH_TIMEOUT, "retry": retry}
     return await daskinfer.deploy(
         client,
         factory="tests.chaos.models:build",
@@ -34,6 +39,7 @@ async def deploy(client: Client, name: str) -> Model:
         name=name,
         batching=BatchPolicy(max_batch_size=32),
         warmup=None if name == "tight" else row(0, Code.GOOD),
+        **limits,
     )
 
 

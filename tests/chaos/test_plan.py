@@ -6,7 +6,15 @@ from collections import Counter
 
 import pytest
 
-from tests.chaos.plan import CLIENTS, WORKERS, Code, Kind, Plan
+from tests.chaos.plan import (
+    BATCH_TIMEOUT,
+    CLIENTS,
+    LIMITED,
+    WORKERS,
+    Code,
+    Kind,
+    Plan,
+)
 
 SECONDS = 20.0
 
@@ -52,3 +60,13 @@ def test_the_cluster_keeps_its_size(seed):
     for event in Plan.of(seed, 600.0).events:
         count += {Kind.JOIN: 1, Kind.RETIRE: -1}.get(event.kind, 0)
         assert abs(count - WORKERS) <= 1
+
+
+@seeds
+def test_only_frozen_workers_are_beyond_the_time_limit_of_batches(seed):
+    plan = Plan.of(seed, SECONDS)
+    frozen = [event.seconds for event in plan.events if event.kind is Kind.FREEZE]
+    assert min(frozen) > BATCH_TIMEOUT
+    steps = [step for script in plan.scripts for step in script]
+    limited = {code for step in steps if step.name == LIMITED for code in step.codes}
+    assert limited == {Code.GOOD, Code.RAISES}
