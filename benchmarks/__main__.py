@@ -1,7 +1,7 @@
 """Run the benchmarks and compare with what is promised.
 
-    python -m benchmarks [throughput predict batch_size queue_depth slow_workers faults]
-                         [--smoke] [--json FILE]
+    python -m benchmarks [throughput predict batch_size queue_depth slow_workers faults
+                          overload] [--smoke] [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
 is missed.
@@ -25,7 +25,15 @@ from rich.console import Console
 
 from benchmarks.report import Machine, Ratio, as_json, show
 
-NAMES = ("throughput", "predict", "batch_size", "queue_depth", "slow_workers", "faults")
+NAMES = (
+    "throughput",
+    "predict",
+    "batch_size",
+    "queue_depth",
+    "slow_workers",
+    "faults",
+    "overload",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
