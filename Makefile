@@ -6,6 +6,7 @@
 #   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
 #   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
 #   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
+#   make soak COUNT=1000000                how many requests fail
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,12 +14,13 @@ CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 SEEDS ?= 1
 SECONDS ?= 600
+COUNT ?= 100000
 
 BIN := $(VENV)/bin
 RUN := OMP_NUM_THREADS=1 $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main test-npu lint format docs chaos bench torch-npu wheel clean
+.PHONY: help demo test test-main test-npu lint format docs chaos soak bench torch-npu wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -59,6 +61,9 @@ bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 
 chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
 	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS)
+
+soak: $(VENV)/dev.stamp  ## let COUNT requests fail, and see that nothing is kept
+	$(RUN) -m tests.soak --count $(COUNT)
 
 torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
 	$(PYTHON) tests/torch_npu/run.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import Overloaded
-from tests.cluster.helpers import Probe, until
+from tests.cluster.helpers import PATIENCE, Probe, until
 from tests.cluster.scheduling_helpers import (
     ONE,
     deploy,
     engine,
     nothing_is_left,
     queued,
+    waiting,
 )
 
 ONE_WORKER = [("127.0.0.1", 1)]
@@ -33,6 +35,11 @@ def ask_all(client: Any, way: str, model: Any, xs: list[Any]) -> list[Any]:
     return client.map(model, xs) if way == "client" else model.map(xs)
 
 
+async def refused(futures: list[Any], count: int) -> None:
+    """Wait until so many of the requests have failed."""
+    await until(lambda: sum(future.status == "error" for future in futures) == count)
+
+
 @both_ways
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_what_is_above_max_queue_fails_at_once(c, s, a, way):
@@ -43,7 +50,7 @@ async def test_what_is_above_max_queue_fails_at_once(c, s, a, way):
     await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
     # In one parcel, with room for ten.
     futures = ask_all(c, way, model, [row(i) for i in range(1000)])
-    await until(lambda: sum(f.status == "error" for f in futures) == 990)
+    await refused(futures, 990)
     await queued(s, 10)
     for future in futures[10:]:
         error = await future.exception()
@@ -63,6 +70,64 @@ async def test_what_is_above_max_queue_fails_at_once(c, s, a, way):
     await wait(ahead)
     futures.clear()
     del future, ahead
+    await nothing_is_left(s, a)
+
+
+@both_ways
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_twice_as_many_as_the_worker_can_serve(c, s, a, way):
+    """Half are turned away while the device is busy; it does not notice."""
+    passes = threading.Semaphore(100)
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        if not passes.acquire(timeout=PATIENCE):
+            raise TimeoutError("the test never allowed this pass")
+        return x * 2
+
+    probe = Probe(answer)
+    model = await deploy(
+        c,
+        probe,
+        min_batch_size=4,
+        max_batch_size=4,
+        max_wait="1m",
+        max_queue=8,
+        request_timeout="1m",
+        warmup=ONE,
+    )
+    probe.calls.clear()
+    while passes.acquire(blocking=False):
+        pass  # From now on one at a time.
+    served = 16
+    taken = list(ask_all(c, way, model, [row(i) for i in range(8)]))
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
+    taken += ask_all(c, way, model, [row(8 + i) for i in range(8)])
+    await queued(s, 8)
+    for _ in range(20):
+        passes.release()
+        await queued(s, 4)
+        futures = ask_all(c, way, model, [row(served + i) for i in range(8)])
+        await refused(futures, 4)
+        # The device has two batches all the while, and the queue is full again.
+        assert (waiting(s), len(engine(s).dispatcher.running.batches)) == (8, 2)
+        for future in futures[4:]:
+            assert isinstance(await future.exception(), Overloaded)
+        taken += futures[:4]
+        served += 8
+    for _ in range(4):
+        passes.release()
+    answers = [float(y[0, 0]) for y in await c.gather(taken)]
+    first = list(range(16))
+    later = [16 + 8 * wave + i for wave in range(20) for i in range(4)]
+    assert answers == [2.0 * value for value in first + later]
+    # Full passes only, in the order in which the requests came.
+    assert [args[0][:, 0].tolist() for args, _ in probe.calls] == [
+        (first + later)[i : i + 4] for i in range(0, len(taken), 4)
+    ]
+    status = await model.status()
+    assert (status.successes, status.failures) == (len(taken), 80)
+    assert (status.waiting, status.in_flight) == (0, 0)
+    del taken, futures, future
     await nothing_is_left(s, a)
 
 
