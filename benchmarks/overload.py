@@ -26,7 +26,7 @@ from benchmarks.report import Ratio
 TITLE = "Overload at twice the capacity"
 
 WORKERS = 2
-BATCH = 32
+BATCH = 16
 PASS_SECONDS = 0.1
 #: Three batches for each worker wait, and two are under way.
 MAX_QUEUE = 3 * BATCH * WORKERS
