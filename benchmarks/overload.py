@@ -26,12 +26,12 @@ from benchmarks.report import Ratio
 TITLE = "Overload at twice the capacity"
 
 WORKERS = 2
-BATCH = 32
+BATCH = 16
 PASS_SECONDS = 0.1
-#: Two batches for each worker wait, and two are under way.
-MAX_QUEUE = 2 * BATCH * WORKERS
-#: Twice what those take that wait and run.
-DEADLINE = 2 * 4 * PASS_SECONDS
+#: Three batches for each worker wait, and two are under way.
+MAX_QUEUE = 3 * BATCH * WORKERS
+#: Twice what these five take.
+DEADLINE = 2 * 5 * PASS_SECONDS
 
 X = np.zeros((1, 16), np.float32)
 
@@ -106,9 +106,9 @@ def _ratios(capacity: float, ends: Ends, seconds: float) -> list[Ratio]:
 
 
 def _capacity(model: daskinfer.Model, seconds: float) -> float:
-    """Answers per second while as many requests are under way as the devices take."""
+    """Answers per second while as many requests are under way as may wait."""
     portions: deque[list[Future[Any]]] = deque(
-        model.map([X] * BATCH) for _ in range(3 * WORKERS)
+        model.map([X] * BATCH) for _ in range(MAX_QUEUE // BATCH)
     )
     started, answered = perf_counter(), 0
     while perf_counter() - started < seconds:

@@ -140,7 +140,7 @@ class Plan:
 
 
 def _events(chance: random.Random, seconds: float) -> list[Event]:
-    """Each kind has its turn before one comes again, kills twice.
+    """Each kind has its turn before one comes again, kills and freezes twice.
 
     So there is never more than one worker more or less than at the start.
     """
@@ -149,7 +149,7 @@ def _events(chance: random.Random, seconds: float) -> list[Event]:
     at = 1.0
     while at < seconds:
         if not deck:
-            deck = [*Kind, Kind.KILL]
+            deck = [*Kind, Kind.KILL, Kind.FREEZE]
             chance.shuffle(deck)
         # Longer than the time limit of batches, and at times than anybody may be late.
         lasts = chance.uniform(2.0, 7.0)

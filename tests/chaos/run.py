@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from distributed import Client, Scheduler, Worker
 
@@ -19,7 +20,7 @@ from tests.chaos.client import PATIENCE, deploy
 from tests.chaos.judge import Tally
 from tests.chaos.plan import CLIENTS, DEPLOYMENTS, WORKERS, Plan
 from tests.chaos.workers import Workers
-from tests.cluster.scheduling_helpers import left_on_worker, left_over
+from tests.cluster.scheduling_helpers import engine, left_on_worker, left_over
 
 _ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
@@ -37,6 +38,7 @@ async def run(plan: Plan) -> bool:
             async with Client(scheduler.address, asynchronous=True) as client:
                 for name in DEPLOYMENTS:
                     await deploy(client, name)
+            _count_time_outs(scheduler, workers.done)
             tally = await _play(plan, scheduler, workers)
             await _check_nothing_remains(scheduler, tally)
         finally:
@@ -85,6 +87,17 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
         for client in clients:
             assert await client.wait() == 0
     return tally
+
+
+def _count_time_outs(scheduler: Scheduler, done: Counter[str]) -> None:
+    recovery = engine(scheduler).dispatcher.recovery
+    take_in = recovery.timed_out
+
+    def counting(batch: Any, requests: Any) -> None:
+        done["batches given up"] += 1
+        take_in(batch, requests)
+
+    recovery.timed_out = counting  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

@@ -12,9 +12,12 @@ from collections import Counter
 from distributed import Nanny, Scheduler
 
 from scheduler_plugins import InferencePlugin
-from tests.chaos.plan import Event, Kind, Plan
+from scheduler_plugins.line import Batch
+from tests.chaos.plan import LIMITED, Event, Kind, Plan
 
 _POLL_SECONDS = 0.01
+#: How long it is waited for a worker that runs what a frozen one should.
+_CHOOSY_SECONDS = 1.0
 
 
 class Workers:
@@ -97,10 +100,18 @@ class Workers:
                 os.kill(pid, signal.SIGCONT)
 
     async def _victim(self, event: Event) -> Nanny:
+        loop = asyncio.get_running_loop()
+        choosy_until = loop.time() + _CHOOSY_SECONDS
         while True:
             found = [
                 nanny for nanny in self._nannies if self._is_fit(nanny, event.kind)
             ]
+            if event.kind is Kind.FREEZE and loop.time() < choosy_until:
+                # So that a batch is beyond its time limit.
+                limited = {
+                    b.device.name for b in self._batches() if b.line.name == LIMITED
+                }
+                found = [nanny for nanny in found if nanny.worker_address in limited]
             if found:
                 return found[int(event.victim * len(found))]
             await asyncio.sleep(_POLL_SECONDS)
@@ -117,15 +128,17 @@ class Workers:
 
         Were it killed so twice, nothing would tell it from the cause.
         """
-        plugin = self._scheduler.plugins[InferencePlugin.name]
-        assert isinstance(plugin, InferencePlugin)
-        batches = plugin.dispatcher.running.batches.values()
         return any(
             request.solo
-            for batch in batches
+            for batch in self._batches()
             if batch.device.name == address
             for request in batch.requests.values()
         )
+
+    def _batches(self) -> list[Batch]:
+        plugin = self._scheduler.plugins[InferencePlugin.name]
+        assert isinstance(plugin, InferencePlugin)
+        return list(plugin.dispatcher.running.batches.values())
 
 
 def _pid(nanny: Nanny) -> int:

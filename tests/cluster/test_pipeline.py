@@ -153,3 +153,20 @@ async def test_a_model_whose_other_one_is_still_being_loaded(c, s, a, warmup):
     s.validate_state()
     del futures, future
     await nothing_is_left(s, a)
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1), ("127.0.0.1", 1, {"resources": {"SPECIAL": 1}})],
+    clean_kwargs={"threads": False},
+)
+async def test_a_model_whose_other_one_is_on_other_workers(c, s, a, b):
+    inner = await deploy(c, doubling(), "inner", resources={"SPECIAL": 1})
+    outer = await deploy(c, calling(inner), "outer", max_batch_size=4)
+    assert set(engine(s).dispatcher.lines["inner", "1"].devices) == {b.address}
+    futures = outer.options(workers=[a.address]).map([row(i) for i in range(20)])
+    futures += outer.options(workers=[b.address]).map([row(i) for i in range(20)])
+    for i, future in enumerate(futures):
+        assert np.array_equal(await future, row(2 * (i % 20) + 1))
+    del futures, future
+    await nothing_is_left(s, a, b)

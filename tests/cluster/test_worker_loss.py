@@ -11,7 +11,7 @@ from distributed.scheduler import KilledWorker
 from distributed.utils_test import gen_cluster
 
 import daskinfer
-from daskinfer import RetryPolicy, WorkerLost
+from daskinfer import NoReadyWorker, RetryPolicy, WorkerLost
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import (
     ONE,
@@ -151,6 +151,33 @@ async def test_requests_wait_when_all_workers_are_gone(c, s, a, b):
             assert np.array_equal(await future, row(2 * i))
     status = await model.status()
     assert (status.successes, status.failures) == (9, 0)
+
+
+@both_ways
+@gen_cluster(client=True, nthreads=TWO_WORKERS, config=UNFRIENDLY)
+async def test_a_deadline_ends_in_time_when_all_workers_are_gone(c, s, a, b, way):
+    probe = Probe()
+    model = await deploy(
+        c, probe, max_batch_size=1, warmup=ONE, request_timeout="500ms"
+    )
+    patient = model.options(timeout="1h")
+    probe.close()
+    futures = ask_all(c, way, model, [row(i) for i in range(8)])
+    others = patient.map([row(i) for i in range(8)])
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 4)
+    for worker in (a, b):
+        await s.remove_worker(worker.address, stimulus_id="test", close=False)
+    for future in futures:
+        error = await future.exception()
+        assert isinstance(error, NoReadyWorker) and "no worker" in str(error)
+    await queued(s, 8)
+    assert "no worker" in (await model.status()).problem
+    probe.open()
+    async with Worker(s.address):
+        for i, future in enumerate(others):
+            assert np.array_equal(await future, row(2 * i))
+        status = await model.status()
+    assert (status.successes, status.failures, status.waiting) == (8, 8, 0)
 
 
 @gen_cluster(client=True, nthreads=TWO_WORKERS)
