@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -146,15 +147,25 @@ class ResidentModel:
         """Run an example at every batch size; yield what all but the first run took.
 
         First runs compile and allocate. A generator, so that batches of other
-        models can come between.
+        models can come between. Ends at a size that the device has no memory for,
+        unless it is the smallest.
         """
         self._example = example
         spent = perf_counter()
-        for rows in self._warmup_sizes():
+        sizes = self._warmup_sizes()
+        for rows in sizes:
             call = self._resized(example, rows)
             for attempt in range(3):
                 started = perf_counter()
-                self(*call[0], **call[1])
+                try:
+                    self(*call[0], **call[1])
+                except Exception as error:
+                    if not (sizes[0] < rows and self.device.is_out_of_memory(error)):
+                        raise
+                    # What the pass had computed so far hangs on its frames.
+                    traceback.clear_frames(error.__traceback__)
+                    self.device.empty_cache()
+                    return
                 seconds = perf_counter() - started
                 yield (rows, seconds) if attempt else None
             if not self.allowed and perf_counter() - spent > WARMUP_BUDGET:

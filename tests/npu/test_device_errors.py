@@ -256,6 +256,21 @@ class Hungry(torch.nn.Module):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_the_warm_up_ends_where_memory_does(c, s, a):
+    limit(16)
+    model = await deploy(c, Hungry(), max_batch_size=64, warmup=torch.ones(1, 4))
+    (version,) = (await model.status()).versions
+    measured = [rows for rows, *_ in version.latency["npu/Ascend910B1"]]
+    assert measured == [1, 2, 4, 8]
+    answers = await c.gather(model.map([torch.full((1, 4), i) for i in range(64)]))
+    assert [float(y[0, 0]) for y in answers] == [2.0 * i for i in range(64)]
+    # Not even one row.
+    limit(1)
+    with pytest.raises(torch.OutOfMemoryError):
+        await deploy(c, Hungry(), name="n", warmup=torch.ones(1, 4))
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_what_cannot_fit_is_not_tried(c, s, a):
     import torch_npu
 
