@@ -28,6 +28,7 @@ class Registry:
 
     Examples
     --------
+    >>> from daskinfer import BatchPolicy
     >>> registry = Registry()
     >>> registry.join(WorkerFacts("tcp://w:1", {"cpu": "cpu/2-threads"}, {}, {}))
     []
