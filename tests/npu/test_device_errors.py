@@ -203,6 +203,21 @@ async def test_without_a_nanny_a_broken_device_is_out_of_service(c, s, a):
     await nothing_is_left(s, a)
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_batch_that_comes_to_a_broken_device_comes_back_uncharged(c, s, a):
+    model = await deploy(c, Fragile())
+    # As when a version that broke it was undeployed before it could be reported.
+    a.plugins["daskinfer-runtime"].device.broken = RuntimeError(FATAL)
+    future = model.submit(row(1))
+    line = engine(s).dispatcher.lines["m", "1"]
+    await until(lambda: len(line.queue) == 1 and not line.devices)
+    (request,) = engine(s).requests.values()
+    assert (request.charges, request.bystander, line.in_flight) == (0, 0, 0)
+    assert "507015" in (await model.status()).problem
+    del future, request
+    await nothing_is_left(s, a)
+
+
 class Wide(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # 1,024 numbers of a row become 16 MiB.
