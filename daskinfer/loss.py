@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed.client import FutureCancelledError, FuturesCancelledError, FutureState
+from distributed.comm.core import CommClosedError
 
 from daskinfer.exceptions import SchedulerLost
 
@@ -61,18 +62,14 @@ new one, and send it again
     """
     try:
         yield
-    except (FutureCancelledError, FuturesCancelledError, OSError) as error:
-        if not _is_loss(error):
+    except FutureCancelledError as error:
+        if error.reason != _REASON:
             raise
         raise scheduler_lost() from error
-
-
-def _is_loss(error: BaseException) -> bool:
-    if isinstance(error, FutureCancelledError):
-        return error.reason == _REASON
-    if isinstance(error, FuturesCancelledError):
-        return any(group.reason == _REASON for group in error.error_groups)
-    return not isinstance(error, TimeoutError | SchedulerLost)
+    except FuturesCancelledError as error:
+        if all(group.reason != _REASON for group in error.error_groups):
+            raise
+        raise scheduler_lost() from error
 
 
 async def until_lost(
@@ -104,6 +101,13 @@ async def until_lost(
             raise scheduler_lost()
         with told_as_lost():
             return await answer
+    except CommClosedError as error:
+        raise scheduler_lost() from error
+    except OSError as error:
+        # A model may raise one too, and time out.
+        if isinstance(error, TimeoutError | SchedulerLost) or not is_lost(client):
+            raise
+        raise scheduler_lost() from error
     finally:
         client.futures.pop(key, None)
         loss.cancel()
