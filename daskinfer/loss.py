@@ -32,9 +32,9 @@ def is_lost(client: Client) -> bool:
 
     It tries to connect again for as long as its own ``timeout``, and closes then.
     """
-    # Dask forgets the identity when the client closes.
-    was_connected = client._scheduler_identity or SCHEDULER in client.extensions
-    return client.scheduler_comm is None and bool(was_connected)
+    # One that is connecting for the first time, in another thread, has lost nothing.
+    was_connected = client._handle_report_task is not None
+    return was_connected and client.scheduler_comm is None
 
 
 def scheduler_lost() -> SchedulerLost:

@@ -175,15 +175,20 @@ class Health:
         """Note the batch that decides about a worker."""
         self._breaker(address).try_with(batch_id)
 
-    def answered(self, address: str, batch_id: str, now: float) -> BreakerState | None:
+    def answered(
+        self, address: str, batch_id: str, now: float, *, retry: bool = False
+    ) -> BreakerState | None:
         """A worker has answered requests.
+
+        A ``retry`` is no evidence for or against others: those who have failed before
+        are no sample of all.
 
         Returns
         -------
         BreakerState or None
             The new state of its breaker, if it has changed by that.
         """
-        self._good += 1
+        self._good += not retry
         self._streaks.pop(address, None)
         breaker = self.breakers.get(address)
         if breaker is None:
@@ -195,7 +200,14 @@ class Health:
         return self._close(address) if breaker.probe == batch_id else None
 
     def refused(
-        self, address: str, batch_id: str, now: float, busy_until: float, reason: str
+        self,
+        address: str,
+        batch_id: str,
+        now: float,
+        busy_until: float,
+        reason: str,
+        *,
+        retry: bool = False,
     ) -> BreakerState | None:
         """A batch failed altogether, by the model's own exceptions.
 
@@ -207,16 +219,15 @@ class Health:
             Until when the worker would have been busy had it done its work.
         reason
             What to say should the worker be to blame.
+        retry
+            Whether its requests have failed elsewhere before: that is no evidence.
 
         Returns
         -------
         BreakerState or None
             The new state of the worker's breaker, if it has changed by that.
         """
-        self._bad += 1
-        streak = self._streak(address, now)
-        streak.own += 1
-        streak.times.append(now)
+        streak = self._streak(address, now, retry)
         if streak.own >= _PACED_FROM:
             streak.rests_until = busy_until
         breaker = self.breakers.get(address)
@@ -250,13 +261,17 @@ class Health:
         del self.breakers[address]
         return BreakerState.CLOSED
 
-    def _streak(self, address: str, now: float) -> _Streak:
+    def _streak(self, address: str, now: float, retry: bool) -> _Streak:
         streak = self._streaks.get(address)
         if streak is not None and not streak.blamed:
             while streak.times and streak.times[0] < now - self._policy.window:
                 streak.times.popleft()
         if streak is None or not (streak.times or streak.blamed):
-            streak = self._streaks[address] = _Streak(self._good, self._bad - 1)
+            streak = self._streaks[address] = _Streak(self._good, self._bad)
+        if not retry:
+            self._bad += 1
+            streak.own += 1
+            streak.times.append(now)
         return streak
 
     def _is_to_blame(self, streak: _Streak) -> bool:

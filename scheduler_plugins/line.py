@@ -40,7 +40,8 @@ class LaneKey(NamedTuple):
 class Batch:
     """Requests that were sent together and are not answered yet.
 
-    Those that were ``given_up`` run elsewhere by now. The worker was not told: its late
+    Those of a ``retry`` have failed elsewhere before. Those that were ``given_up`` run
+    elsewhere by now. The worker was not told: its late
     results are taken if they come first.
     """
 
@@ -51,6 +52,7 @@ class Batch:
     requests: dict[Key, Request]
     rows: int
     sent_at: float
+    retry: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
 
     @property

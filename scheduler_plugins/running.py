@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dask.typing import Key
 from distributed.metrics import monotonic, time
 
 from daskinfer import protocol
 from daskinfer.wording import counted
-from scheduler_plugins.line import Batch, Line
+from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.sending import pickle_inputs, run_message
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Running:
             {request.key: request for request in requests if request.key in run_ids},
             sum(request.rows for request in requests if request.key in run_ids),
             now,
+            retry=bool(cast(LaneKey, lane.key).tried),
         )
         payloads, failures = pickle_inputs(self._tasks, batch.requests)
         # Registered before anything can fail, so that every exit passes one door.

@@ -139,7 +139,7 @@ class Supervision:
                 self._came_back(device, now)
             return
         if message["keys"]:
-            changed = health.answered(address, batch.batch_id, now)
+            changed = health.answered(address, batch.batch_id, now, retry=batch.retry)
         elif message["failed"]:
             failed = len(message["failed"])
             told = next(iter(message["failed"].values()))["exception_text"]
@@ -150,7 +150,12 @@ class Supervision:
             rows = max(batch.rows, failed)
             predicted = batch.line.latency.seconds(address, device.device_class, rows)
             changed = health.refused(
-                address, batch.batch_id, now, batch.sent_at + predicted, reason
+                address,
+                batch.batch_id,
+                now,
+                batch.sent_at + predicted,
+                reason,
+                retry=batch.retry,
             )
         else:
             health.undecided(address, batch.batch_id)

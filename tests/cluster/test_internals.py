@@ -457,6 +457,7 @@ async def test_results_can_be_kept_with_the_state_of_a_future(c, s, a):
         inspect.iscoroutinefunction(distributed.Future._result),
         "Future._result is no coroutine function to override",
     )
+    require(c._handle_report_task is not None, "a connected client looks new")
     state = c.futures["k"] = FutureState("k")
     future = distributed.Future("k", c)
     require(future._state is state, "futures do not share the state of their key")

@@ -118,6 +118,17 @@ def test_a_flood_of_bad_inputs_opens_no_breaker():
         assert refuse(health, A, float(i)) is refuse(health, B, float(i)) is None
 
 
+def test_retries_are_no_evidence():
+    """One worker has all first attempts, which fail, and another the second."""
+    health = Health(BreakerPolicy())
+    for i in range(1000):
+        assert refuse(health, A, float(i)) is None
+        assert health.answered(B, "b", float(i), retry=True) is None
+        now, until = float(i), i + 1.0
+        assert health.refused("c", "b", now, until, "it fails", retry=True) is None
+        assert health.rests(A, i + 0.5) == (i >= 1) and not health.rests("c", i + 0.5)
+
+
 def test_a_worker_that_always_fails_is_found_out():
     health = Health(BreakerPolicy(cooldown=5))
     state, refused = None, 0

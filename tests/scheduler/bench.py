@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from daskinfer import protocol
 from daskinfer.policy import BatchPolicy
@@ -242,17 +243,16 @@ class Bench:
         self.dispatcher.done(done | about, address)
 
 
-def on_loop(
-    test: Callable[..., Coroutine[Any, Any, None]],
-) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 async def settle() -> None:
     """Let the dispatcher decide."""
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+async def come(condition: Callable[[], Any]) -> None:
+    """Wait until the dispatcher's own timer has made something so."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never came")

@@ -11,7 +11,8 @@ from daskinfer import protocol
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.placement import Candidate, Placement
-from tests.scheduler.bench import NOWHERE, A, B, Bench, on_loop, settle
+from tests.scheduler.bench import NOWHERE, A, B, Bench, settle
+from tests.scheduler.virtual import on_loop
 
 
 @on_loop

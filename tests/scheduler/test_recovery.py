@@ -13,7 +13,8 @@ from daskinfer import RetryPolicy
 from daskinfer.exceptions import BatchTimeout, DeviceError, WorkerLost
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.line import Line
-from tests.scheduler.bench import A, B, Bench, on_loop, settle
+from tests.scheduler.bench import A, B, Bench, come, settle
+from tests.scheduler.virtual import on_loop
 
 
 def die(bench: Bench, index: int) -> None:
@@ -274,8 +275,7 @@ async def test_a_failed_attempt_is_tried_again_later_and_elsewhere():
     await settle()
     assert request.delayed and len(recovery.delayed) == 1
     assert len(bench.batches) == 1
-    while len(bench.batches) == 1:
-        await settle()
+    await come(lambda: len(bench.batches) == 2)
     assert bench.batches[1] == ({A: B, B: A}[address], ["k"])
     assert not request.delayed and not len(recovery.delayed)
     give_up()

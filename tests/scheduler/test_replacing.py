@@ -11,7 +11,8 @@ from daskinfer.policy import BatchPolicy
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version, WorkerFacts
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
-from tests.scheduler.bench import A, B, Bench, on_loop, settle
+from tests.scheduler.bench import A, B, Bench, settle
+from tests.scheduler.virtual import on_loop
 
 SEAT = "tcp://nanny:1"
 

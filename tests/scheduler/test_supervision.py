@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from daskinfer import BreakerPolicy, RetryPolicy
 from daskinfer.exceptions import BatchTimeout
@@ -16,20 +13,12 @@ from daskinfer.policy import BatchPolicy
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.health import Health, Suspicion
 from scheduler_plugins.line import Line
-from tests.scheduler.bench import A, B, Bench, on_loop, settle
+from tests.scheduler.bench import A, B, Bench, come, settle
+from tests.scheduler.virtual import on_loop
 
 FAILURE = {"exception_text": "ValueError('no')"}
 SOON = Suspicion(factor=1.0, after=0.05)
 AT_ONCE = RetryPolicy(backoff=0, max_backoff=0)
-
-
-async def come(condition: Callable[[], Any]) -> None:
-    """Wait until the dispatcher's own timer has made something so."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it never came")
 
 
 def other(address: str) -> str:

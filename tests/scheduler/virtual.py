@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -43,3 +44,15 @@ def run(main: Coroutine[Any, Any, None]) -> None:
             loop.run_until_complete(main)
         finally:
             loop.close()
+
+
+def on_loop(
+    test: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    """Let a test run on the loop's own clock."""
+
+    @functools.wraps(test)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return wrapped
