@@ -32,7 +32,7 @@ ARRIVE = st.tuples(
 )
 OTHERS = st.tuples(
     st.sampled_from(["answer", "answer", "refuse", "time out", "lose", "retire"])
-    | st.sampled_from(["join", "cancel", "pause", "resume", "pass"]),
+    | st.sampled_from(["join", "cancel", "pause", "resume", "pass", "break"]),
     st.integers(0, 30),
 )
 STEPS = st.lists(ARRIVE | OTHERS, min_size=1, max_size=40)
@@ -131,6 +131,9 @@ class World:
                     self.refuse(batch)
                 else:
                     self.time_out(batch)
+        elif what == "break":
+            if running:
+                self.break_device(running[number % len(running)], number)
         elif what in ("lose", "retire"):
             workers = self.tasks.workers
             if workers:
@@ -145,13 +148,15 @@ class World:
         elif what == "cancel":
             self.cancel(number)
 
-    def join(self) -> None:
+    def join(self, doubt: str | None = None) -> None:
         self.born += 1
         address = f"tcp://worker-{self.born}:1"
         self.tasks.workers = [*self.tasks.workers, address]
         timings = [(1, SECONDS), (MAX_ROWS, SECONDS)]
         for name in LINES:
-            self.bench.dispatcher.device_ready(name, "1", address, "cpu", timings)
+            self.bench.dispatcher.device_ready(
+                name, "1", address, "cpu", timings, doubt
+            )
 
     def resume(self) -> None:
         self.tasks.paused.clear()
@@ -205,6 +210,18 @@ class World:
             self._note_failures()
         # The worker says later that there was nothing left to do.
         self.answer(batch, keys=[], passes=[])
+
+    def break_device(self, batch: Batch, number: int) -> None:
+        """Some of a batch are in the pass that breaks the device."""
+        index = [m["batch"] for _, m in self.bench.runs].index(batch.batch_id)
+        address = batch.device.name
+        struck = [*batch.requests, *batch.given_up][: 1 + number % 4]
+        self.bench.answer(index, keys=[], passes=[], struck=struck, broken="broken")
+        self.bench.dispatcher.device_failed(address)
+        self.check()
+        # Its process ends on purpose; another comes in its place.
+        self.lose(address, expected=True)
+        self.join("its process is new")
 
     def cancel(self, number: int) -> None:
         open_ones = [r for r in self.everybody.values() if not self.ends[r.key]]
