@@ -19,6 +19,7 @@ import argparse
 import gc
 import statistics
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -26,13 +27,14 @@ from typing import Any
 
 import numpy as np
 import psutil
-from distributed import Client, wait
+from distributed import Client, Future, wait
 
 import daskinfer
 from benchmarks.measure import cluster, settle
 
-#: Requests that are under way together.
+#: Requests that are sent together, and how many such portions are under way.
 PORTION = 500
+UNDER_WAY = 3
 #: Good ones, to measure the throughput with ...
 GOOD = 2_000
 #: ... this often.
@@ -129,15 +131,25 @@ def run(count: int) -> Report:
 
 
 def _fail(client: Client, model: daskinfer.Model, count: int) -> None:
+    portions: deque[list[Future[Any]]] = deque()
     for start in range(0, count, PORTION):
         rows = [BAD_ROW] * min(PORTION, count - start)
         # Every tenth portion goes the way of Dask's own calls.
         plain = start // PORTION % 10 == 9
-        futures = client.map(model, rows, pure=False) if plain else model.map(rows)
-        wait(futures)
-        for future in futures:
-            error = future.exception()
-            assert type(error) is ArithmeticError, error
+        portions.append(
+            client.map(model, rows, pure=False) if plain else model.map(rows)
+        )
+        if len(portions) == UNDER_WAY:
+            _look_at(portions.popleft())
+    while portions:
+        _look_at(portions.popleft())
+
+
+def _look_at(futures: list[Future[Any]]) -> None:
+    wait(futures)
+    for future in futures:
+        error = future.exception()
+        assert type(error) is ArithmeticError, error
 
 
 def _throughput(client: Client, model: daskinfer.Model) -> float:
