@@ -121,6 +121,12 @@ def run(count: int) -> Report:
             gc.collect()
             of_client.append(ours.memory_info().rss)
             of_scheduler.append(process.memory_info().rss)
+            done = len(of_client) * (count // 10)
+            print(
+                f"{done:,} after {perf_counter() - started:.0f} s: "
+                f"client {_mib(of_client)}, scheduler {_mib(of_scheduler)} MiB",
+                flush=True,
+            )
         seconds = perf_counter() - started
         status = model.status()
         assert status.failures == 10 * (count // 10), status
@@ -128,6 +134,10 @@ def run(count: int) -> Report:
         assert all(worker.healthy for worker in status.workers), status
         after = _throughput(client, model)
     return Report(count, of_client, of_scheduler, before, after, seconds)
+
+
+def _mib(sizes: list[int]) -> str:
+    return f"{sizes[-1] / 2**20:.0f}"
 
 
 def _fail(client: Client, model: daskinfer.Model, count: int) -> None:
