@@ -105,7 +105,7 @@ class RequestFuture(_Future):
         result = super()._result
         if self.status == "finished":
             return await until_lost(self.client, result, raiseit)
-        with told_as_lost():
+        with told_as_lost(self.client):
             return await result(raiseit)  # type: ignore[no-untyped-call]
 
 

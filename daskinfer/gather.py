@@ -76,7 +76,7 @@ async def _gather(
     finished = [future for future in wanted if future.status == "finished"]
     if len(finished) < len(found):
         # Dask raises, skips or waits again as its own gather documents.
-        with told_as_lost():
+        with told_as_lost(client):
             return await client._gather(futures, errors=errors)
     values = {
         future.key: value

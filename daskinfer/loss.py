@@ -24,6 +24,7 @@ SCHEDULER = "daskinfer-scheduler"
 
 #: Dask's reason for cancelling futures whose scheduler is gone.
 _REASON = "scheduler-connection-lost"
+_CLOSED = ("closing", "closed")
 _numbers = itertools.count()
 
 
@@ -47,27 +48,20 @@ def scheduler_lost() -> SchedulerLost:
 
 
 @contextlib.contextmanager
-def told_as_lost() -> Iterator[None]:
+def told_as_lost(client: Client) -> Iterator[None]:
     """Turn what Dask raises when its scheduler is gone into `SchedulerLost`.
 
-    Examples
-    --------
-    >>> with told_as_lost():
-    ...     raise FutureCancelledError("key", "scheduler-connection-lost")
-    Traceback (most recent call last):
-        ...
-    daskinfer.exceptions.SchedulerLost: the connection to the scheduler is lost, and \
-what was not answered yet with it: connect again, deploy again if the scheduler is a \
-new one, and send it again
+    A scheduler that is closed on purpose closes its clients.
     """
     try:
         yield
     except FutureCancelledError as error:
-        if error.reason != _REASON:
+        if not (error.reason == _REASON or client.status in _CLOSED):
             raise
         raise scheduler_lost() from error
     except FuturesCancelledError as error:
-        if all(group.reason != _REASON for group in error.error_groups):
+        lost = any(group.reason == _REASON for group in error.error_groups)
+        if not (lost or client.status in _CLOSED):
             raise
         raise scheduler_lost() from error
 
@@ -99,7 +93,7 @@ async def until_lost(
         await asyncio.wait((answer, loss), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done() and is_lost(client):
             raise scheduler_lost()
-        with told_as_lost():
+        with told_as_lost(client):
             return await answer
     except CommClosedError as error:
         raise scheduler_lost() from error

@@ -51,10 +51,12 @@ class Dispatcher:
         device to go to.
     expire
         Called with the requests whose deadline has come.
+    hung
+        Called with the address of a worker whose device hangs, and how that is known.
     priority_age, warn_after
         Seconds; see the configuration.
     suspicion
-        From when on a batch makes its device suspect.
+        From when on a batch tells against its device.
 
     Notes
     -----
@@ -67,6 +69,7 @@ class Dispatcher:
         send: Callable[[str, Any], None],
         report: Callable[[Line], None],
         expire: Callable[[list[Key]], None],
+        hung: Callable[[str, str], None],
         *,
         priority_age: float,
         warn_after: float,
@@ -87,6 +90,7 @@ class Dispatcher:
             self._admission,
             self.link,
             suspicion,
+            hung,
         )
         self._starvation = Starvation(report, warn_after)
         self.chooser = Chooser(
@@ -279,7 +283,7 @@ class Dispatcher:
     # Deciding
 
     def wake(self) -> None:
-        """Decide again, once the messages at hand are all taken in."""
+        """Decide again, once all messages at hand are taken in."""
         if not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._pump)

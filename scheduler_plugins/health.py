@@ -52,14 +52,17 @@ def is_to_blame(failed: int, others_failed: int, others_answered: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """From when on a batch that is not answered makes its device suspect.
+    """From when on a batch that is not answered tells against its device.
 
     Parameters
     ----------
     factor
         How many times the predicted time may pass ...
     after
-        ... and how many seconds at least.
+        ... and how many seconds at least, before the device is suspect.
+    hung_after
+        How many seconds after a batch was given up for being past its time limit the
+        device counts as hung.
 
     Examples
     --------
@@ -69,6 +72,7 @@ class Suspicion:
 
     factor: float
     after: float
+    hung_after: float = math.inf
 
     def limit(self, predicted: float) -> float:
         """Seconds on the device from which on a batch is suspect."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -108,12 +109,10 @@ class InferencePlugin(SchedulerPlugin):
             scheduler.worker_send,
             self._report_starving,
             self._expire,
+            self._hung,
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
-            suspicion=Suspicion(
-                config.number("health.suspect-factor", minimum=1),
-                config.seconds("health.suspect-after") or 0.0,
-            ),
+            suspicion=_configured_suspicion(),
         )
         self.requests = {}
         self.replacing = Replacing(
@@ -327,6 +326,10 @@ class InferencePlugin(SchedulerPlugin):
     def _expire(self, keys: list[Key]) -> None:
         self.lifecycle.expire(keys)
 
+    def _hung(self, address: str, reason: str) -> None:
+        self.replacing.hung(address, reason)
+        self.service.changed()
+
     def _report_starving(self, line: Line) -> None:
         count = len(line.queue)
         message = (
@@ -336,3 +339,12 @@ class InferencePlugin(SchedulerPlugin):
         )
         logger.warning(message)
         self.scheduler.log_event("warn", {"message": dumps(message)})
+
+
+def _configured_suspicion() -> Suspicion:
+    hung_after = config.seconds("health.replace-after")
+    return Suspicion(
+        config.number("health.suspect-factor", minimum=1),
+        config.seconds("health.suspect-after") or 0.0,
+        math.inf if hung_after is None else hung_after,
+    )

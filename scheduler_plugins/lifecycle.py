@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dask.typing import Key
 from distributed.metrics import monotonic
@@ -135,6 +135,8 @@ class Lifecycle:
                 f"{request.name!r} has {counted(limit, 'request')} waiting, as many as "
                 "max_queue allows: send this one again later, or add workers",
                 name=request.name,
+                version=self._line_of(request).version,
+                attempts=request.attempts,
             )
 
     # The end
@@ -187,18 +189,26 @@ class Lifecycle:
         problem: Callable[[Line, Constraint], str | None],
     ) -> DeadlineExceeded:
         passed = f"the timeout of {request.timeout:g} s for {request.name!r} has passed"
-        where = "while its inputs were computed"
+        advice = "allow more time, or add workers"
+        about: dict[str, Any] = {"name": request.name, "attempts": request.attempts}
         batch = self._dispatcher.running.batches.get(request.batch or "")
         if batch is not None:
-            where = f"while it was running on {batch.device.name}"
-        elif request.waiting or request.delayed:
-            where = "while it waited in the queue"
-            constraint = cast("Constraint", request.constraint)
-            told = problem(self._line_of(request), constraint)
-            if told is not None:
-                return NoReadyWorker(f"{passed}: {told}", name=request.name)
+            worker = batch.device.name
+            about |= {"version": batch.line.version, "worker": worker}
+            doing = "it ran" if batch.is_first else "it waited for its turn"
+            return DeadlineExceeded(
+                f"{passed} while {doing} on {worker}: {advice}", **about
+            )
+        if not (request.waiting or request.delayed):
+            told = f"{passed} while its inputs were computed: {advice}"
+            return DeadlineExceeded(told, **about)
+        line = self._line_of(request)
+        about["version"] = line.version
+        why = problem(line, cast("Constraint", request.constraint))
+        if why is not None:
+            return NoReadyWorker(f"{passed}: {why}", **about)
         return DeadlineExceeded(
-            f"{passed} {where}: allow more time, or add workers", name=request.name
+            f"{passed} while it waited in the queue: {advice}", **about
         )
 
 
@@ -208,6 +218,6 @@ def _alike(
     """Requests that fail for the same reason share one exception: it is pickled."""
     groups: dict[tuple[type, str], tuple[list[Key], Exception]] = {}
     for key, error in failing:
-        kind = (type(error), repr(error.args))
+        kind = (type(error), repr(error.args) + repr(vars(error)))
         groups.setdefault(kind, ([], error))[0].append(key)
     return groups.values()

@@ -40,9 +40,9 @@ class LaneKey(NamedTuple):
 class Batch:
     """Requests that were sent together and are not answered yet.
 
-    Those of a ``retry`` have failed elsewhere before. Those that were ``given_up`` run
-    elsewhere by now. The worker was not told: its late
-    results are taken if they come first.
+    Those of a ``retry`` have failed elsewhere before. One that is ``overdue`` is past
+    its time limit. Those that were ``given_up`` run elsewhere by now. The worker was
+    not told: its late results are taken if they come first.
     """
 
     batch_id: str
@@ -53,12 +53,19 @@ class Batch:
     rows: int
     sent_at: float
     retry: bool = False
+    overdue: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
 
     @property
     def stimulus_id(self) -> str:
         """What Dask's logs call the sending of this batch."""
         return f"daskinfer-run-{self.batch_id}"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is what its device runs now, as far as can be known."""
+        flights = self.device.flights
+        return bool(flights) and flights[0].batch_id == self.batch_id
 
 
 class Line:

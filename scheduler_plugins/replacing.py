@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import protocol
 
 if TYPE_CHECKING:
+    from scheduler_plugins.deployment import WorkerFacts
     from scheduler_plugins.dispatcher import Dispatcher
     from scheduler_plugins.registry import Registry
     from scheduler_plugins.taskstate import TaskStates
@@ -57,7 +58,19 @@ class Replacing:
         worker = self._registry.workers.get(address)
         if worker is None or worker.broken is not None:
             return
-        told = f"its device is broken: {reason}"
+        self._take_out(worker, f"its device is broken: {reason}", reason)
+
+    def hung(self, address: str, reason: str) -> None:
+        """A batch does not end on a worker's device.
+
+        Without a Nanny the worker is left alone: it may answer yet.
+        """
+        worker = self._registry.workers.get(address)
+        if worker is not None and self._tasks.has_nanny(address):
+            self._take_out(worker, f"its device hangs: {reason}", reason)
+
+    def _take_out(self, worker: WorkerFacts, told: str, reason: str) -> None:
+        address = worker.address
         self._awaited[worker.seat] = f"its process is new: {reason}"
         replaced = self._tasks.has_nanny(address)
         if replaced:

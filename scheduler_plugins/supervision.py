@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, cast
 
 from distributed.metrics import monotonic
@@ -48,7 +48,9 @@ class Supervision:
     link
         What messages take.
     suspicion
-        From when on a batch makes its device suspect.
+        From when on a batch tells against its device.
+    hung
+        Called with the address of a worker whose device hangs, and how that is known.
 
     Notes
     -----
@@ -65,6 +67,7 @@ class Supervision:
         admission: Admission,
         link: Link,
         suspicion: Suspicion,
+        hung: Callable[[str, str], None],
     ) -> None:
         self._lines = lines
         self._running = running
@@ -72,6 +75,7 @@ class Supervision:
         self._admission = admission
         self._link = link
         self._suspicion = suspicion
+        self._hung = hung
         self.watched: Deadlines[str] = Deadlines()
         self._stuck: list[DeviceLoad] = []
 
@@ -202,6 +206,11 @@ class Supervision:
             self._move(device, running, now)
 
     def _check_batch(self, batch: Batch, now: float) -> None:
+        if batch.overdue:
+            passed = f"{self._suspicion.hung_after:g} s after it was given up"
+            reason = f"batch {batch.batch_id} of {batch.line.name!r} runs on {passed}"
+            self._hung(batch.device.name, reason)
+            return
         started = self._started(batch)
         if started is None:
             self.watched.set(batch.batch_id, now + self._patience(batch))
@@ -231,6 +240,9 @@ class Supervision:
             f"batch {batch.batch_id} of {line.name!r} ran for longer than {limit:g} s"
         )
         self._note_stuck(batch, reason)
+        batch.overdue = True
+        if self._suspicion.hung_after < math.inf:
+            self.watched.set(batch.batch_id, now + self._suspicion.hung_after)
         if line.health.open(address, now, reason):
             self._tell_opened(line, address, now)
         requests = self._running.give_up(batch, list(batch.requests.values()))
@@ -284,7 +296,7 @@ class Supervision:
     def _started(self, batch: Batch) -> float | None:
         """When a batch began to run, as far as is known; None if it has not."""
         device = batch.device
-        if not device.flights or device.flights[0].batch_id != batch.batch_id:
+        if not batch.is_first:
             return None
         return max(device.free_at, batch.sent_at + self._link.outbound)
 

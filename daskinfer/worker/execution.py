@@ -217,17 +217,14 @@ class BatchRun:
             return
         try:
             results = contain(self._run, members)
-        except AmbiguousOutput as error:
-            if len(members) == 1:
-                self._outcome.errors[members[0].key] = error
-            else:
-                for member in members:
-                    self._attempt([member])
         except Exception as error:
-            self._failed(members, error, is_last)
+            failure = error
         else:
             for member, result in zip(members, results, strict=True):
                 self._outcome.results[member.key] = result
+            return
+        # Outside: what the parts raise does not come of what the whole has raised.
+        self._failed(members, failure, is_last)
 
     def _failed(self, members: list[Item], error: Exception, is_last: bool) -> None:
         """Find out whose fault it was, and answer all others."""
@@ -235,6 +232,9 @@ class BatchRun:
             self._break(members, error)
         elif self._device is not None and self._device.is_out_of_memory(error):
             self._shrink(self._device, members, error, is_last)
+        elif len(members) > 1 and isinstance(error, AmbiguousOutput):
+            for member in members:
+                self._attempt([member])
         elif len(members) > 1 and not isinstance(error, OutputMismatch):
             # A model that gives back too little does so for any input.
             middle = len(members) // 2

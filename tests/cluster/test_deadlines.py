@@ -84,8 +84,12 @@ async def test_while_it_runs(c, s, a, way):
     probe.close()
     late = ask(c, way, model, row(1), "200ms")
     await probe.entered()
-    with pytest.raises(DeadlineExceeded, match=f"running on {a.address}"):
+    with pytest.raises(DeadlineExceeded, match=f"it ran on {a.address}") as caught:
         await late
+    error = caught.value
+    assert (error.name, error.version, error.worker) == ("m", "1", a.address)
+    assert error.attempts == 1
+    del caught, error  # its traceback holds the future
     # The late answer is dropped, and the device serves on.
     next_one = ask(c, way, model, row(2))
     probe.open()

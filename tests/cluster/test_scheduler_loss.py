@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import CancelledError, Client
+from distributed import CancelledError, Client, LocalCluster
 from distributed.utils import open_port
 from distributed.utils_test import gen_cluster, inc, poll_for
 
@@ -179,3 +179,22 @@ async def test_a_call_is_answered_although_all_futures_are_cancelled(c, s, a):
     answer.set()
     assert await call is True
     assert not c.futures
+
+
+def test_calls_say_so_too_when_the_cluster_is_closed(tmp_path: Path, loop: Any) -> None:
+    x = np.ones((1, 2))
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None, loop=loop
+    ) as cluster:
+        client = Client(cluster)
+        model = daskinfer.deploy(client, blocked(str(tmp_path / "gate")))
+        futures = model.map([x] * 3)
+        waits = [
+            outcome_of(lambda: model(x)),
+            outcome_of(model.submit(x).result),
+            outcome_of(lambda: daskinfer.gather(futures)),
+        ]
+        poll_for(lambda: model.status().requests == 5, timeout=PATIENCE)
+        cluster.close()
+    for wait in waits:
+        expect_lost(wait())

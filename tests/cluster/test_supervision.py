@@ -208,6 +208,44 @@ async def test_a_process_that_stops_and_goes_on(c, s, a, b, way):
         await nothing_is_left(s)
 
 
+def endless() -> Any:
+    def answer(x: np.ndarray) -> np.ndarray:
+        import threading
+
+        if (x == 13).any():
+            threading.Event().wait()
+        return x + 1
+
+    return answer
+
+
+@both_ways
+@gen_cluster(
+    client=True,
+    nthreads=TWO_WORKERS,
+    Worker=Nanny,
+    config={"daskinfer.health.replace-after": "300ms"},
+    timeout=120,
+)
+async def test_an_input_that_never_ends_costs_processes_but_no_answers(c, s, a, b, way):
+    model = await deploy(
+        c, endless(), max_batch_size=16, warmup=ONE, batch_timeout="300ms", breaker=SOON
+    )
+    futures = model.map([row(i) for i in range(40)])
+    for i, future in enumerate(futures):
+        if i == 13:
+            assert isinstance(await future.exception(), BatchTimeout)
+        else:
+            assert np.array_equal(await future, row(i + 1))
+    # Each of them has run it, and is there again.
+    await until(lambda: len(engine(s).dispatcher.lines["m", "1"].devices) == 2)
+    again = model.map([row(i) for i in range(20, 40)])
+    for i, future in enumerate(again):
+        assert np.array_equal(await future, row(i + 21))
+    del futures, future, again
+    await nothing_is_left(s)
+
+
 @gen_cluster(client=True, nthreads=[])
 async def test_what_is_asked_for_is_checked_where_it_is_given(c, s):
     with pytest.raises(ValueError, match="batch_timeout must be above 0"):

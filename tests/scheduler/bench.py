@@ -127,6 +127,7 @@ class Bench:
         self.seconds: dict[str, float] = {}
         self.reported: list[Line] = []
         self.late: list[Any] = []
+        self.hung: list[tuple[str, str]] = []
         #: What a test has noted as answered.
         self.answered: list[Any] = []
         self.dispatcher = Dispatcher(
@@ -134,6 +135,7 @@ class Bench:
             lambda address, message: self.sent.append((address, message)),
             self.reported.append,
             self.late.extend,
+            lambda address, reason: self.hung.append((address, reason)),
             priority_age=1.0,
             warn_after=warn_after,
             suspicion=suspicion,

@@ -128,3 +128,27 @@ async def test_a_version_that_breaks_the_device_while_it_is_loaded_is_given_up()
     assert setup.version.replicas[B].failure == "a traceback"
     assert "tcp://b:1: failed: its device broke 3 times" in setup.registry.problem("m")
     await settle()
+
+
+@on_loop
+async def test_a_device_that_hangs_is_replaced_under_a_nanny():
+    setup = Setup()
+    (request,) = setup.bench.enqueue(setup.line, "k")
+    await settle()
+    setup.replacing.hung(A, "batch m-1 runs on")
+    assert setup.sent == [(A, protocol.REPLACE)]
+    (replica,) = setup.version.replicas.values()
+    assert (
+        replica.state is ReplicaState.LOADING and "hangs: batch m-1" in replica.reason
+    )
+    assert request.charges == 0 and request.waiting and not setup.line.devices
+    assert "its process is new" in setup.replacing.came(SEAT)
+
+
+@on_loop
+async def test_without_a_nanny_a_device_that_hangs_is_waited_for():
+    setup = Setup(nanny=False)
+    setup.bench.enqueue(setup.line, "k")
+    await settle()
+    setup.replacing.hung(A, "batch m-1 runs on")
+    assert not setup.sent and A in setup.line.devices

@@ -121,6 +121,37 @@ async def test_what_never_ends_is_found_and_its_batch_mates_are_answered():
     assert answered == innocent
 
 
+@on_loop
+async def test_a_batch_that_goes_on_long_after_it_was_given_up_is_told_of_once():
+    bench = Bench(suspicion=Suspicion(1.0, math.inf, hung_after=1.0)).follow()
+    limited(bench)
+    bench.enqueue(bench.dispatcher.lines["m", "1"], "k")
+    await settle()
+    ((late, _),) = bench.batches
+    await come(lambda: len(bench.batches) == 2)
+    bench.answer(1)
+    assert not bench.hung
+    await come(lambda: bench.hung)
+    assert bench.hung == [(late, "batch m-1 of 'm' runs on 1 s after it was given up")]
+    await asyncio.sleep(60)
+    assert len(bench.hung) == 1
+    bench.answer(0, keys=[])
+    nothing_is_left(bench)
+
+
+@on_loop
+async def test_one_that_ends_soon_after_it_was_given_up_is_not_told_of():
+    bench = Bench(suspicion=Suspicion(1.0, math.inf, hung_after=1.0)).follow()
+    limited(bench)
+    bench.enqueue(bench.dispatcher.lines["m", "1"], "k")
+    await settle()
+    await come(lambda: len(bench.batches) == 2)
+    bench.answer(0)
+    bench.answer(1, keys=[])
+    await asyncio.sleep(60)
+    assert not bench.hung
+
+
 # Devices that do not answer
 
 

@@ -84,6 +84,15 @@ def test_bad_inputs_cost_few_passes(bad: set[int]):
     assert all(str(outcome.errors[f"r{i}"]) == f"negative: {-i - 1}" for i in bad)
 
 
+def test_an_error_is_of_the_pass_in_which_its_input_was_alone():
+    outcome = run(Doubles(), items([1.0, -2.0, 3.0, -4.0, 5.0, 6.0, 7.0, 8.0]))
+    assert list(outcome.errors) == ["r1", "r3"]
+    for error in outcome.errors.values():
+        # Neither what larger passes raised, nor what is wrong with others.
+        assert error.__context__ is None and error.__cause__ is None
+    assert str(outcome.errors["r3"]) == "negative: -4"
+
+
 def test_inputs_that_fail_only_together_are_all_answered():
     class Quarrels(Doubles):
         def __call__(self, x: np.ndarray) -> np.ndarray:
