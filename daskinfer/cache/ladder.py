@@ -1,0 +1,221 @@
+"""How entries move between tiers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from daskinfer.cache.build import build
+from daskinfer.cache.clock import Clock
+from daskinfer.cache.disk import DiskTier
+from daskinfer.cache.keys import CacheKey
+from daskinfer.cache.policy import TIERS, TierPolicy
+from daskinfer.cache.tiers import DeviceTier, Entry, HostTier, Tier
+from daskinfer.device.base import Device
+
+logger = logging.getLogger("distributed.inference.cache")
+
+#: One for each last byte of a digest.
+_LOCKS = 256
+
+
+class Found(NamedTuple):
+    """What a look-up gives.
+
+    Parameters
+    ----------
+    value
+        Live, as the entry's tier holds it.
+    entry
+        Where it comes from.
+    shared
+        Whether the cache holds this very object.
+    """
+
+    value: Any
+    entry: Entry
+    shared: bool
+
+
+class Ladder:
+    """The tiers, the fastest first, and every way up and down.
+
+    Each change of a key's entry, in whatever tier, is made under the lock of that key,
+    and nobody who holds one waits for another. So one key has one value at any time,
+    while others are read, packed or written.
+
+    :class:`zict.Buffer` joins two mappings likewise, but fails where the lower one
+    cannot take something, takes a file away when a hit brings its entry up, and lets
+    one of two threads that bring up the same entry find nothing.
+
+    Parameters
+    ----------
+    wanted, device, directory, clock
+        As :func:`build` takes them.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[str, TierPolicy],
+        device: Device | None,
+        directory: str | Path | None,
+        clock: Clock,
+    ) -> None:
+        self.clock = clock
+        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
+        self.tiers = build(wanted, device, directory, clock, self._go_down)
+        # Seconds after which an entry ends, wherever it is.
+        self._lifetime = self.tiers[-1].policy.seconds if self.tiers else math.inf
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{tier.name}: {len(tier)}" for tier in self.tiers)
+        return f"<Ladder {held or 'without tiers'}>"
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """The disk's tier, if there is one."""
+        last = self.tiers[-1] if self.tiers else None
+        return last if isinstance(last, DiskTier) else None
+
+    @property
+    def memory(self) -> tuple[Tier, ...]:
+        """All others."""
+        return tuple(tier for tier in self.tiers if tier is not self.disk)
+
+    def among(self, names: Iterable[str] | None) -> tuple[Tier, ...]:
+        """Those of the tiers that are named; all for None."""
+        if names is None:
+            return self.tiers
+        if isinstance(names, str):
+            raise TypeError(f"tiers must be names of tiers, as in ({names!r},)")
+        wanted = set(names)
+        for name in wanted:
+            _check(name)
+        return tuple(tier for tier in self.tiers if tier.name in wanted)
+
+    def below(self, name: str, *, itself: bool) -> tuple[Tier, ...]:
+        """The tiers below one that is named, which need not be there."""
+        _check(name)
+        return self.among(TIERS[TIERS.index(name) + (not itself) :])
+
+    def lock(self, digest: bytes) -> threading.RLock:
+        """The lock of a key; of others too, but few."""
+        return self._locks[digest[-1]]
+
+    def look_up(self, key: CacheKey, chosen: tuple[Tier, ...]) -> Found | None:
+        """Find a value in some of the tiers, and bring it up among them."""
+        now = self.clock.monotonic()
+        with self.lock(key.digest):
+            for place, tier in enumerate(chosen):
+                if tier.ages.outlived(key.digest, now):
+                    tier.evict(key.digest, "expirations")
+                entry = tier.find(key)
+                if entry is not None and now - entry.born >= self._lifetime:
+                    self._discard(key.digest)
+                    tier.counts.add("expirations")
+                    entry = None
+                found = entry and self._take(entry, tier, chosen[:place])
+                tier.counts.add("hits" if found else "misses")
+                if found:
+                    return found
+        return None
+
+    def _take(self, entry: Entry, tier: Tier, above: tuple[Tier, ...]) -> Found | None:
+        """Bring an entry up; None if its value cannot be had any more."""
+        if isinstance(tier, DeviceTier):
+            return Found(entry.value, entry, shared=True)
+        try:
+            live = entry.live()
+            shared = isinstance(tier, HostTier)
+            for higher in above:
+                if higher.wants(live) and higher.admit(live):
+                    higher.counts.add("promotions")
+                    if not isinstance(tier, DiskTier):
+                        tier.discard(entry.key.digest)
+                    shared |= isinstance(higher, HostTier)
+                    break
+        except Exception as error:  # the value's own code, or the device
+            logger.info("A cached value cannot be restored: %r", error)
+            self._discard(entry.key.digest)
+            return None
+        return Found(live.value, entry, shared)
+
+    def put(
+        self, key: CacheKey, entry: Entry | None, tiers: Iterable[Tier]
+    ) -> str | None:
+        """Replace a key's value; the name of the tier that took it, if one did."""
+        with self.lock(key.digest):
+            # The old value is wrong from now on, even if the new one finds no place.
+            self._discard(key.digest)
+            return None if entry is None else self._place(entry, tiers)
+
+    def discard(self, digest: bytes) -> bool:
+        """Remove a key from all tiers; whether it was there."""
+        with self.lock(digest):
+            return self._discard(digest)
+
+    def write(self, tier: Tier, digest: bytes) -> None:
+        """Write an entry of a tier to disk, and leave it in its tier."""
+        with self.lock(digest):
+            entry = tier.peek(digest)
+            if entry is not None and self.disk is not None:
+                self.disk.admit(tier.give(entry))
+
+    def sweep(self, now: float, limit: float = math.inf) -> int:
+        """Move down what has outlived its time; how many."""
+        moved = 0
+        for tier in self.tiers:
+            while moved < limit:
+                digest = tier.ages.overdue(now)
+                if digest is None:
+                    break
+                with self.lock(digest):
+                    if tier.ages.outlived(digest, now):
+                        tier.evict(digest, "expirations")
+                moved += 1
+        return moved
+
+    def trim(self) -> None:
+        """Bring all tiers within their budgets."""
+        for tier in self.tiers:
+            while tier.is_full:
+                self.evict_oldest(tier)
+
+    def evict_oldest(self, tier: Tier) -> None:
+        """Move down the entry of a tier that was not used for longest."""
+        digest = tier.oldest()
+        if digest is not None:
+            with self.lock(digest):
+                tier.evict(digest, "evictions")
+
+    def _place(self, entry: Entry, tiers: Iterable[Tier]) -> str | None:
+        for tier in tiers:
+            if not tier.wants(entry):
+                continue
+            if tier.admit(entry):
+                return tier.name
+            tier.counts.add("refused")
+        return None
+
+    def _go_down(self, name: str, digest: bytes, entry: Entry) -> None:
+        if self.clock.monotonic() - entry.born >= self._lifetime:
+            return
+        (tier,) = self.among([name])
+        try:
+            entry = tier.give(entry)
+        except Exception as error:  # the device
+            logger.warning("A cached value on the device is lost: %r", error)
+            return
+        self._place(entry, self.below(name, itself=False))
+
+    def _discard(self, digest: bytes) -> bool:
+        return any([tier.discard(digest) for tier in self.tiers])
+
+
+def _check(name: str) -> None:
+    if name not in TIERS:
+        raise ValueError(f"no tier {name!r}; there are {', '.join(TIERS)}")
