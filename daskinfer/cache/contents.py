@@ -73,6 +73,8 @@ def _own(array: Any) -> Any:
     if not is_tensor(array):
         # Of objects, the array holds references only.
         return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+    if type(array) is not sys.modules["torch"].Tensor or array.__dict__:
+        return copy.deepcopy(array)
     fresh = array.detach().clone()
     return fresh.requires_grad_() if array.requires_grad else fresh
 

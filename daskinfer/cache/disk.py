@@ -147,12 +147,9 @@ class DiskTier(Tier):
 
     def hold(self, entry: Entry) -> Entry:
         """Return an entry as bytes that can be read without pickle."""
-        try:
-            packed = entry.packed()
-        except Exception as error:  # a value's own code, while it is pickled
-            raise UnstorableError from error
+        packed = entry.packed()
         if not packed.value.plain:
-            raise UnstorableError
+            raise UnstorableError("only pickle would bring it back")
         return packed
 
     def admit(self, entry: Entry) -> bool:
@@ -163,7 +160,8 @@ class DiskTier(Tier):
             return True
         try:
             packed: Packed = self.hold(entry).value
-        except UnstorableError:
+        except Exception as error:  # of the value's own code
+            logger.debug("The disk cannot hold a value: %r", error)
             return False
         created = self._created(entry.born)
         parts = seal(Record(created, entry.key.full, packed))

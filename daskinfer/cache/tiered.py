@@ -148,7 +148,7 @@ class TieredCache:
         """
         key = CacheKey.coerce(key)
         chosen = self._ladder.among(tiers)
-        found = self._ladder.look_up(key, chosen)
+        found = self._ladder.look_up(key, () if self._closed else chosen)
         if found is None:
             self._counts.add("misses")
             return default
@@ -276,7 +276,9 @@ class TieredCache:
 
     def flush(self) -> None:
         """Write to disk what memory holds, so that the next process starts with it."""
-        for tier in self._ladder.memory if self._ladder.disk else ():
+        if self._ladder.disk is None:
+            return
+        for tier in self._ladder.memory:
             for digest in tier.digests():
                 self._ladder.write(tier, digest)
                 self._ladder.trim()

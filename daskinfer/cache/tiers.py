@@ -6,6 +6,7 @@ its own form: tensors on the device, live objects, or bytes.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +27,9 @@ from daskinfer.device.base import Device
 #: What an entry takes besides key and value: itself and its places in four dicts and
 #: a heap, measured. Without it, many small entries would take far more than the budget.
 ENTRY_BYTES = 700
+
+
+logger = logging.getLogger("distributed.inference.cache")
 
 
 class UnstorableError(Exception):
@@ -147,7 +151,7 @@ class Tier(ABC):
 
         Raises
         ------
-        UnstorableError
+        Exception
             It has no such form.
         """
 
@@ -163,7 +167,8 @@ class Tier(ABC):
         """Take an entry in if it can be held here; whether it was."""
         try:
             held = self.hold(entry)
-        except UnstorableError:
+        except Exception as error:  # of the value's own code, or the device
+            logger.debug("The tier %s cannot hold a value: %r", self.name, error)
             return False
         if held.weight > self.policy.nbytes:
             return False
@@ -233,7 +238,7 @@ class DeviceTier(Tier):
         live = entry.live()
         size = nbytes(live.value)
         if size > self.policy.nbytes:
-            raise UnstorableError  # before it takes the device's memory
+            raise UnstorableError(f"{size} bytes are too many")
         return replace(live, value=to_device(live.value, self.device), nbytes=size)
 
     def give(self, entry: Entry) -> Entry:
@@ -255,8 +260,5 @@ class PackedTier(Tier):
 
     def hold(self, entry: Entry) -> Entry:
         """Return an entry with its value as bytes."""
-        try:
-            packed = entry.packed()
-        except Exception as error:  # a value's own code, while it is pickled
-            raise UnstorableError from error
+        packed = entry.packed()
         return replace(packed, nbytes=len(packed.value.data))
