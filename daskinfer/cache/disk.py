@@ -158,6 +158,8 @@ class DiskTier(Tier):
         digest = entry.key.digest
         if digest in self.entries and self._touch(digest, entry.born):
             return True
+        if self.clock.monotonic() < self._retry_at:
+            return False
         try:
             packed: Packed = self.hold(entry).value
         except Exception as error:  # of the value's own code
@@ -166,7 +168,7 @@ class DiskTier(Tier):
         created = self._created(entry.born)
         parts = seal(Record(created, entry.key.full, packed))
         size = _blocks(sum(map(len, parts)))
-        if size > self.policy.nbytes or self.clock.monotonic() < self._retry_at:
+        if size > self.policy.nbytes:
             return False
         try:
             used = self.clock.wall()

@@ -402,7 +402,7 @@ def test_the_configuration_sets_the_defaults(tmp_path: Path) -> None:
 def test_a_policy_of_nonsense_is_refused(
     arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
-    with pytest.raises(error, match="nbytes|ttl"):
+    with pytest.raises(error, match=r"nbytes|ttl"):
         TierPolicy(*arguments)
 
 
@@ -445,7 +445,7 @@ def test_other_keys_are_refused(key: Any) -> None:
     ],
 )
 def test_malformed_keys_are_refused(fields: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="digest|full"):
+    with pytest.raises(error, match=r"digest|full"):
         CacheKey(*fields)
 
 
