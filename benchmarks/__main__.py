@@ -2,6 +2,7 @@
 
     python -m benchmarks [throughput predict batch_size queue_depth slow_workers faults
                           overload] [--smoke] [--json FILE]
+                          cache] [--smoke] [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
 is missed.
@@ -33,6 +34,7 @@ NAMES = (
     "slow_workers",
     "faults",
     "overload",
+    "cache",
 )
 
 

@@ -111,7 +111,12 @@ class Files:
             return file.readall()
 
     def write(
-        self, stem: str, parts: Iterable[bytes], *, created: float, used: float
+        self,
+        stem: str,
+        parts: Iterable[bytes | memoryview],
+        *,
+        created: float,
+        used: float,
     ) -> None:
         """Put a file in place, instead of one that is there.
 

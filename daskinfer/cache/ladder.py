@@ -7,13 +7,15 @@ import math
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from daskinfer.cache.build import build
 from daskinfer.cache.clock import Clock
+from daskinfer.cache.contents import isolate
 from daskinfer.cache.disk import DiskTier
 from daskinfer.cache.keys import CacheKey
 from daskinfer.cache.policy import TIERS, TierPolicy
+from daskinfer.cache.residence import to_device
 from daskinfer.cache.tiers import DeviceTier, Entry, HostTier, Tier
 from daskinfer.device.base import Device
 
@@ -23,22 +25,8 @@ logger = logging.getLogger("distributed.inference.cache")
 _LOCKS = 256
 
 
-class Found(NamedTuple):
-    """What a look-up gives.
-
-    Parameters
-    ----------
-    value
-        Live, as the entry's tier holds it.
-    entry
-        Where it comes from.
-    shared
-        Whether the cache holds this very object.
-    """
-
-    value: Any
-    entry: Entry
-    shared: bool
+#: A look-up that found nothing; None is a value like others.
+MISSING: Any = object()
 
 
 class Ladder:
@@ -56,6 +44,8 @@ class Ladder:
     ----------
     wanted, device, directory, clock
         As :func:`build` takes them.
+    copy
+        Whether what is found in memory is copied for the caller.
     """
 
     def __init__(
@@ -64,8 +54,11 @@ class Ladder:
         device: Device | None,
         directory: str | Path | None,
         clock: Clock,
+        copy: bool,
     ) -> None:
         self.clock = clock
+        self._device = device
+        self._copy = copy
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
         self.tiers = build(wanted, device, directory, clock, self._go_down)
         # Seconds after which an entry ends, wherever it is.
@@ -106,8 +99,14 @@ class Ladder:
         """The lock of a key; of others too, but few."""
         return self._locks[digest[-1]]
 
-    def look_up(self, key: CacheKey, chosen: tuple[Tier, ...]) -> Found | None:
-        """Find a value in some of the tiers, and bring it up among them."""
+    def look_up(self, key: CacheKey, chosen: tuple[Tier, ...]) -> Any:
+        """Return a value from some of the tiers, and bring it up among them.
+
+        Returns
+        -------
+        Any
+            The caller's own value; ``MISSING`` if there is none.
+        """
         now = self.clock.monotonic()
         with self.lock(key.digest):
             for place, tier in enumerate(chosen):
@@ -118,31 +117,38 @@ class Ladder:
                     self._discard(key.digest)
                     tier.counts.add("expirations")
                     entry = None
-                found = entry and self._take(entry, tier, chosen[:place])
-                tier.counts.add("hits" if found else "misses")
-                if found:
-                    return found
-        return None
+                value = MISSING
+                if entry is not None:
+                    value = self._take(entry, tier, chosen[:place])
+                tier.counts.add("misses" if value is MISSING else "hits")
+                if value is not MISSING:
+                    return value
+        return MISSING
 
-    def _take(self, entry: Entry, tier: Tier, above: tuple[Tier, ...]) -> Found | None:
-        """Bring an entry up; None if its value cannot be had any more."""
-        if isinstance(tier, DeviceTier):
-            return Found(entry.value, entry, shared=True)
+    def _take(self, entry: Entry, tier: Tier, above: tuple[Tier, ...]) -> Any:
+        """Bring an entry up, and return its value for the caller."""
         try:
             live = entry.live()
-            shared = isinstance(tier, HostTier)
-            for higher in above:
-                if higher.wants(live) and higher.admit(live):
-                    higher.counts.add("promotions")
-                    if not isinstance(tier, DiskTier):
-                        tier.discard(entry.key.digest)
-                    shared |= isinstance(higher, HostTier)
-                    break
-        except Exception as error:  # the value's own code, or the device
+        except Exception as error:  # a class that is gone, or its own code
             logger.info("A cached value cannot be restored: %r", error)
             self._discard(entry.key.digest)
-            return None
-        return Found(live.value, entry, shared)
+            return MISSING
+        shared = isinstance(tier, DeviceTier | HostTier)
+        for higher in above:
+            if higher.wants(live) and higher.admit(live):
+                higher.counts.add("promotions")
+                if not isinstance(tier, DiskTier):
+                    tier.discard(entry.key.digest)
+                shared |= isinstance(higher, HostTier)
+                break
+        try:
+            value = isolate(live.value) if shared and self._copy else live.value
+            if live.marked and not isinstance(tier, DeviceTier):
+                value = to_device(value, self._device)
+            return value
+        except Exception as error:  # there is no memory for it
+            logger.info("A cached value cannot be copied: %r", error)
+            return MISSING
 
     def put(
         self, key: CacheKey, entry: Entry | None, tiers: Iterable[Tier]

@@ -41,7 +41,7 @@ class Packed:
         Whether tensors in the value belong on the device.
     """
 
-    data: bytes
+    data: structure.Buffer
     raw: int
     plain: bool
     marked: bool = False

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import xxhash
 
 from daskinfer.cache.packing import Packed
+from daskinfer.cache.structure import Buffer
 
 #: Part of every file's name: files of another version are left alone.
 VERSION = 1
@@ -41,13 +42,13 @@ class Record(NamedTuple):
     packed: Packed
 
 
-def seal(record: Record) -> list[bytes]:
+def seal(record: Record) -> list[Buffer]:
     """Return the parts of a file, in order.
 
     Examples
     --------
     >>> parts = seal(Record(1.5, b"key", Packed(b"value", 0, plain=True)))
-    >>> unseal(b"".join(parts)).packed.data
+    >>> bytes(unseal(b"".join(parts)).packed.data)
     b'value'
     >>> unseal(b"".join(parts)[:-1])
     Traceback (most recent call last):
@@ -78,5 +79,6 @@ def unseal(data: bytes) -> Record:
     created, raw, marked, length = _HEADER.unpack_from(view, _START)
     start = _START + _HEADER.size
     full = bytes(view[start : start + length])
-    body = bytes(view[start + length :])
+    # Not copied: what is brought up into memory is built anew from it, or as large.
+    body = view[start + length :]
     return Record(created, full, Packed(body, raw, True, marked))

@@ -24,6 +24,8 @@ Buffer = bytes | memoryview
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
+#: Larger arrays are copied into the blob only; smaller ones are faster copied twice.
+_UNCOPIED_BYTES = 64 * 1024
 #: Beyond this JSON readers may take an integer for a float.
 _EXACT = 2**53
 
@@ -133,7 +135,7 @@ class _Encoder:
             text = json.dumps(descr)
             if _dtype(json.loads(text)) != dtype:
                 raise NoStructureError(f"dtype {dtype} is not plain data")
-        return ["array", self.buffer(array.tobytes()), descr, list(array.shape)]
+        return ["array", self.buffer(_elements(array)), descr, list(array.shape)]
 
     def tensor(self, tensor: Any) -> list[Any]:
         if not is_plain(tensor):
@@ -198,6 +200,12 @@ _READERS: dict[str, Callable[..., Any]] = {
     "device": lambda d, written: OnDevice(d.decode(written)),
     "named": _Decoder.named,
 }
+
+
+def _elements(array: np.ndarray) -> Buffer:
+    if array.nbytes < _UNCOPIED_BYTES:
+        return array.tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _name(cls: type) -> tuple[str, str]:

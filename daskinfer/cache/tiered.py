@@ -14,9 +14,9 @@ from daskinfer.cache.build import policies
 from daskinfer.cache.clock import Clock
 from daskinfer.cache.contents import isolate
 from daskinfer.cache.keys import CacheKey
-from daskinfer.cache.ladder import Ladder
+from daskinfer.cache.ladder import MISSING, Ladder
 from daskinfer.cache.policy import TierPolicy
-from daskinfer.cache.residence import off_host, to_device, to_host
+from daskinfer.cache.residence import off_host, to_host
 from daskinfer.cache.statistics import CacheStatistics, Counter
 from daskinfer.cache.tiers import Entry
 from daskinfer.device.base import Device
@@ -107,7 +107,7 @@ class TieredCache:
         self._counts = Counter("hits", "misses", "dropped")
         self._closed = False
         self._ladder = Ladder(
-            policies(tiers or {}), self._device, directory, self._clock
+            policies(tiers or {}), self._device, directory, self._clock, copy
         )
 
     def __repr__(self) -> str:
@@ -148,17 +148,11 @@ class TieredCache:
         """
         key = CacheKey.coerce(key)
         chosen = self._ladder.among(tiers)
-        found = self._ladder.look_up(key, () if self._closed else chosen)
-        if found is None:
-            self._counts.add("misses")
-            return default
-        self._counts.add("hits")
+        value = self._ladder.look_up(key, () if self._closed else chosen)
         # What was brought up may have to make room.
         self._ladder.trim()
-        value = found.value
-        if found.shared and self._copy:
-            value = isolate(value)
-        return to_device(value, self._device) if found.entry.marked else value
+        self._counts.add("misses" if value is MISSING else "hits")
+        return default if value is MISSING else value
 
     def put(
         self, key: CacheKey | str | bytes, value: Any, tier: str | None = None
