@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from daskinfer.cache.clock import Clock
 from daskinfer.cache.files import FileInfo, Files
 from daskinfer.cache.keys import CacheKey
-from daskinfer.cache.packing import Packed
 from daskinfer.cache.policy import TierPolicy
 from daskinfer.cache.records import VERSION, CorruptError, Record, seal, unseal
 from daskinfer.cache.tiers import Entry, Tier, UnstorableError
@@ -63,7 +62,7 @@ class DiskTier(Tier):
         super().__init__("disk", policy, clock, self._remove_file, aging=True)
         self.files = Files(directory, VERSION)
         self._latest = -float("inf")
-        self._scan_lock = threading.Lock()
+        self._scan_lock = threading.RLock()
         self._scanned = False
         self._retry_at = -float("inf")
         self._warned = False
@@ -160,13 +159,12 @@ class DiskTier(Tier):
             return True
         if self.clock.monotonic() < self._retry_at:
             return False
+        created = self._created(entry.born)
         try:
-            packed: Packed = self.hold(entry).value
+            parts = seal(Record(created, entry.key.full, self.hold(entry).value))
         except Exception as error:  # of the value's own code
             logger.debug("The disk cannot hold a value: %r", error)
             return False
-        created = self._created(entry.born)
-        parts = seal(Record(created, entry.key.full, packed))
         size = _blocks(sum(map(len, parts)))
         if size > self.policy.nbytes:
             return False

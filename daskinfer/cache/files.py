@@ -104,11 +104,10 @@ class Files:
             It is there and cannot be read.
         """
         try:
-            descriptor = os.open(self._path(stem), os.O_RDONLY | os.O_NOFOLLOW)
+            with open(self._path(stem), "rb", 0, opener=_open_itself) as file:
+                return file.readall()
         except FileNotFoundError:
             return None
-        with open(descriptor, "rb", buffering=0) as file:
-            return file.readall()
 
     def write(
         self,
@@ -205,6 +204,10 @@ class Files:
                         )
                 elif _UNFINISHED.fullmatch(entry.name):
                     _remove_if_left(entry.path)
+
+
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _remove_if_left(path: str) -> None:

@@ -167,9 +167,9 @@ class Ladder:
     def write(self, tier: Tier, digest: bytes) -> None:
         """Write an entry of a tier to disk, and leave it in its tier."""
         with self.lock(digest):
-            entry = tier.peek(digest)
+            entry = _given(tier, tier.peek(digest))
             if entry is not None and self.disk is not None:
-                self.disk.admit(tier.give(entry))
+                self.disk.admit(entry)
 
     def sweep(self, now: float, limit: float = math.inf) -> int:
         """Move down what has outlived its time; how many."""
@@ -188,15 +188,17 @@ class Ladder:
     def trim(self) -> None:
         """Bring all tiers within their budgets."""
         for tier in self.tiers:
-            while tier.is_full:
-                self.evict_oldest(tier)
+            while tier.is_full and self.evict_oldest(tier):
+                pass
 
-    def evict_oldest(self, tier: Tier) -> None:
-        """Move down the entry of a tier that was not used for longest."""
+    def evict_oldest(self, tier: Tier) -> bool:
+        """Move down what a tier has not used for longest; whether there was any."""
         digest = tier.oldest()
-        if digest is not None:
-            with self.lock(digest):
-                tier.evict(digest, "evictions")
+        if digest is None:
+            return False
+        with self.lock(digest):
+            tier.evict(digest, "evictions")
+        return True
 
     def _place(self, entry: Entry, tiers: Iterable[Tier]) -> str | None:
         for tier in tiers:
@@ -211,15 +213,20 @@ class Ladder:
         if self.clock.monotonic() - entry.born >= self._lifetime:
             return
         (tier,) = self.among([name])
-        try:
-            entry = tier.give(entry)
-        except Exception as error:  # the device
-            logger.warning("A cached value on the device is lost: %r", error)
-            return
-        self._place(entry, self.below(name, itself=False))
+        given = _given(tier, entry)
+        if given is not None:
+            self._place(given, self.below(name, itself=False))
 
     def _discard(self, digest: bytes) -> bool:
         return any([tier.discard(digest) for tier in self.tiers])
+
+
+def _given(tier: Tier, entry: Entry | None) -> Entry | None:
+    try:
+        return None if entry is None else tier.give(entry)
+    except Exception as error:  # the device is gone
+        logger.warning("A cached value on the device is lost: %r", error)
+        return None
 
 
 def _check(name: str) -> None:

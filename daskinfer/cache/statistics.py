@@ -153,7 +153,7 @@ class Counter:
     """Counts of one tier, or of a whole cache; thread-safe."""
 
     def __init__(self, *names: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts = dict.fromkeys(names, 0)
 
     def __repr__(self) -> str:
@@ -161,7 +161,9 @@ class Counter:
 
     def add(self, name: str) -> None:
         """Count one more."""
-        # Reading and writing back are two steps, between which threads may switch.
+        # Reading and writing back are two steps, between which threads may switch, and
+        # a value's finalizer may run that uses the cache: hence a lock that one thread
+        # may take twice.
         with self._lock:
             self._counts[name] += 1
 

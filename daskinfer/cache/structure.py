@@ -108,7 +108,8 @@ class _Encoder:
         write = _WRITERS.get(cls)
         if write is not None:
             return write(self, value)
-        if issubclass(cls, np.generic):
+        if issubclass(cls, np.generic) and not issubclass(cls, str | bytes):
+            # Those would lose zeros at their ends.
             return ["scalar", self.array(np.asarray(value))]
         if is_tensor(value):
             return self.tensor(value)
@@ -174,7 +175,10 @@ class _Decoder:
         return [(self.decode(key), self.decode(value)) for key, value in pairs]
 
     def array(self, index: int, descr: Any, shape: list[int]) -> np.ndarray:
-        return np.ndarray(shape, _dtype(descr), bytearray(self.buffers[index]))
+        dtype = _dtype(descr)
+        if dtype.hasobject:
+            raise ValueError(f"an array of dtype {dtype} is not plain data")
+        return np.ndarray(shape, dtype, bytearray(self.buffers[index]))
 
     def named(
         self, module: str, name: str, fields: list[str], values: list[Any]

@@ -12,7 +12,7 @@ from dask.utils import parse_bytes
 
 from daskinfer.cache.build import policies
 from daskinfer.cache.clock import Clock
-from daskinfer.cache.contents import isolate
+from daskinfer.cache.contents import isolate, nbytes
 from daskinfer.cache.keys import CacheKey
 from daskinfer.cache.ladder import MISSING, Ladder
 from daskinfer.cache.policy import TierPolicy
@@ -110,6 +110,10 @@ class TieredCache:
             policies(tiers or {}), self._device, directory, self._clock, copy
         )
 
+    @property
+    def _largest(self) -> int:
+        return max((tier.policy.nbytes for tier in self._ladder.tiers), default=0)
+
     def __repr__(self) -> str:
         tiers = self._ladder.tiers
         held = ", ".join(f"{tier.name}: {len(tier)}" for tier in tiers)
@@ -164,8 +168,8 @@ class TieredCache:
         key
             What to find it by.
         value
-            Anything. What can be neither copied nor measured is not stored, nor are
-            tensors on a device other than the cache's.
+            Anything. Not stored are tensors on a device other than the cache's, and what
+            is larger than every tier or can be neither copied nor measured.
         tier
             The tier to put it in, or below if it does not fit; the first if left out.
 
@@ -295,6 +299,8 @@ class TieredCache:
                 if self._device is None or places != {str(self._device.torch_device)}:
                     return None
                 value = to_host(value, self._device)
+            if nbytes(value) > self._largest:
+                return None  # before it is copied
             if self._copy:
                 value = isolate(value)
         except Exception as error:  # the value's own code, or the device

@@ -155,6 +155,28 @@ def test_a_named_tuple_whose_class_is_not_there_is_refused() -> None:
         structure.decode(blob.replace(b"Point", b"Pairs"))
 
 
+def test_no_file_makes_an_array_of_pointers() -> None:
+    blob = structure.encode(np.zeros(2))
+    with pytest.raises(ValueError, match="not plain data"):
+        structure.decode(blob.replace(b"<f8", b"|O8"))
+
+
+@pytest.mark.parametrize("value", [np.str_("a\0"), np.bytes_(b"a\0"), np.str_("")])
+def test_numpys_own_texts_keep_their_zeros(value: Any) -> None:
+    cache = cache_of("packed")
+    cache.put("key", [value])
+    (found,) = cache.get("key", default=[None])
+    assert type(found) is type(value)
+    assert found == value
+
+
+def test_what_is_larger_than_every_tier_is_not_even_copied() -> None:
+    cache = cache_of("host", "packed")
+    huge = np.broadcast_to(np.zeros(1), (1 << 50,))
+    assert cache.put("key", {"x": huge}) is None
+    assert cache.stats().dropped == 1
+
+
 def test_pickle_is_for_what_has_no_structure_only() -> None:
     assert pack({"x": np.ones(3), "t": torch.ones(2)}).plain
     assert not pack({"x": Opaque(1)}).plain
