@@ -108,8 +108,7 @@ class _Encoder:
         write = _WRITERS.get(cls)
         if write is not None:
             return write(self, value)
-        if issubclass(cls, np.generic) and not issubclass(cls, str | bytes):
-            # Those would lose zeros at their ends.
+        if issubclass(cls, np.generic):
             return ["scalar", self.array(np.asarray(value))]
         if is_tensor(value):
             return self.tensor(value)
@@ -154,6 +153,9 @@ _WRITERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     dict: lambda e, v: ["dict", e.pairs(v)],
     OrderedDict: lambda e, v: ["odict", e.pairs(v)],
     np.ndarray: _Encoder.array,
+    # As arrays, and in NumPy's own pickles, these two lose zeros at their ends.
+    np.str_: lambda e, v: ["str_", str.__str__(v)],
+    np.bytes_: lambda e, v: ["bytes_", e.buffer(bytes(v))],
     OnDevice: lambda e, v: ["device", e.encode(v.tensor)],
 }
 
@@ -199,6 +201,8 @@ _READERS: dict[str, Callable[..., Any]] = {
     "dict": lambda d, pairs: dict(d.pairs(pairs)),
     "odict": lambda d, pairs: OrderedDict(d.pairs(pairs)),
     "array": _Decoder.array,
+    "str_": lambda d, text: np.str_(text),
+    "bytes_": lambda d, index: np.bytes_(bytes(d.buffers[index])),
     "scalar": lambda d, written: d.decode(written)[()],
     "tensor": lambda d, written, *rest: from_elements(d.decode(written), *rest),
     "device": lambda d, written: OnDevice(d.decode(written)),

@@ -168,8 +168,8 @@ class TieredCache:
         key
             What to find it by.
         value
-            Anything. Not stored are tensors on a device other than the cache's, and what
-            is larger than every tier or can be neither copied nor measured.
+            Anything. Not stored are tensors on a device other than the cache's, and
+            what is larger than every tier or can be neither copied nor measured.
         tier
             The tier to put it in, or below if it does not fit; the first if left out.
 
