@@ -111,6 +111,15 @@ class DiskTier(Tier):
                     listed = Listed(born, _blocks(file.size))
                     self.entries.set_noevict(digest, listed)
 
+    def digests(self) -> list[bytes]:
+        """The digests of all files that are there, listed or not."""
+        try:
+            found = [f.stem for f in self.files.scan() if f.version == VERSION]
+        except OSError as error:
+            self._degrade(error)
+            found = []
+        return list({*super().digests(), *map(bytes.fromhex, found)})
+
     # Entries
 
     def find(self, key: CacheKey) -> Entry | None:

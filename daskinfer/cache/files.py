@@ -207,7 +207,8 @@ class Files:
 
 
 def _open_itself(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    # Neither what a link points to, nor a date of use that is not ours.
+    return os.open(path, flags | os.O_NOFOLLOW | getattr(os, "O_NOATIME", 0))
 
 
 def _remove_if_left(path: str) -> None:

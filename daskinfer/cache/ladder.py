@@ -108,9 +108,10 @@ class Ladder:
             The caller's own value; ``MISSING`` if there is none.
         """
         now = self.clock.monotonic()
+        movable = self._movable(chosen)
         with self.lock(key.digest):
             for place, tier in enumerate(chosen):
-                if tier.ages.outlived(key.digest, now):
+                if tier in movable and tier.ages.outlived(key.digest, now):
                     tier.evict(key.digest, "expirations")
                 entry = tier.find(key)
                 if entry is not None and now - entry.born >= self._lifetime:
@@ -122,8 +123,22 @@ class Ladder:
                     value = self._take(entry, tier, chosen[:place])
                 tier.counts.add("misses" if value is MISSING else "hits")
                 if value is not MISSING:
-                    return value
-        return MISSING
+                    break
+            else:
+                return MISSING
+        # What was brought up may have to make room.
+        self.trim(movable)
+        return value
+
+    def _movable(self, chosen: tuple[Tier, ...]) -> tuple[Tier, ...]:
+        """The tiers that entries may go down from without leaving those chosen.
+
+        A look-up that is kept from the disk must not write to it either: the lowest
+        of its tiers may be too full until something is put.
+        """
+        if not chosen or chosen[-1] is self.tiers[-1]:
+            return self.tiers
+        return self.tiers[: self.tiers.index(chosen[-1])]
 
     def _take(self, entry: Entry, tier: Tier, above: tuple[Tier, ...]) -> Any:
         """Bring an entry up, and return its value for the caller."""
@@ -185,9 +200,9 @@ class Ladder:
                 moved += 1
         return moved
 
-    def trim(self) -> None:
-        """Bring all tiers within their budgets."""
-        for tier in self.tiers:
+    def trim(self, tiers: Iterable[Tier] | None = None) -> None:
+        """Bring tiers within their budgets; all if left out."""
+        for tier in self.tiers if tiers is None else tiers:
             while tier.is_full and self.evict_oldest(tier):
                 pass
 

@@ -153,8 +153,6 @@ class TieredCache:
         key = CacheKey.coerce(key)
         chosen = self._ladder.among(tiers)
         value = self._ladder.look_up(key, () if self._closed else chosen)
-        # What was brought up may have to make room.
-        self._ladder.trim()
         self._counts.add("misses" if value is MISSING else "hits")
         return default if value is MISSING else value
 
@@ -186,8 +184,9 @@ class TieredCache:
         key = CacheKey.coerce(key)
         ladder = self._ladder
         chosen = ladder.tiers if tier is None else ladder.below(tier, itself=True)
-        entry = None if self._closed else self._entry(key, value)
-        place = ladder.put(key, entry, chosen)
+        if self._closed:
+            return None
+        place = ladder.put(key, self._entry(key, value), chosen)
         if place is None:
             self._counts.add("dropped")
         ladder.sweep(self._clock.monotonic(), _SWEPT_PER_PUT)
@@ -200,8 +199,6 @@ class TieredCache:
 
     def clear(self) -> None:
         """Remove all that is there now, files of other processes too."""
-        if self._ladder.disk is not None:
-            self._ladder.disk.scan()
         for tier in self._ladder.tiers:
             for digest in tier.digests():
                 self._ladder.discard(digest)

@@ -460,6 +460,15 @@ def test_two_caches_on_one_directory_share_it(tmp_path: Path) -> None:
     assert first.get("key") == "newer"
 
 
+def test_clearing_takes_the_files_of_others_too(tmp_path: Path) -> None:
+    first, second = on_disk(tmp_path), on_disk(tmp_path)
+    second.sweep()
+    first.put("key", VALUE)
+    second.clear()
+    assert files_in(tmp_path) == []
+    assert first.get("key") is None
+
+
 def test_what_another_cache_took_away_is_written_again(tmp_path: Path) -> None:
     first = cache_of("host", "disk", directory=tmp_path)
     first.put("key", VALUE)

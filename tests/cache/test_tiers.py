@@ -81,6 +81,30 @@ def test_a_hit_moves_among_the_tiers_that_were_looked_at() -> None:
     assert held(cache) == {"host": 1, "packed": 0}
 
 
+def test_a_look_up_that_is_kept_from_the_disk_does_not_write_there(
+    clock: FakeClock, tmp_path: Path
+) -> None:
+    cache = cache_of(
+        directory=tmp_path,
+        tiers={
+            "host": TierPolicy(room_for(1.5, VALUE), 10),
+            "packed": TierPolicy(room_for(1.5, VALUE), 100),
+            "disk": TierPolicy(LARGE, 1000),
+        },
+        clock=clock,
+    )
+    cache.put("small", VALUE[:5])
+    cache.put("large", VALUE)
+    assert cache.put("small", VALUE[:5], tier="packed") == "packed"
+    assert cache.put("other", VALUE[:250], tier="packed") == "packed"
+    clock.advance(200)  # all have outlived their tiers
+    for key in ("small", "large", "other"):
+        assert cache.get(key, tiers=("host", "packed")) is not None
+    assert held(cache)["disk"] == 0
+    cache.put("next", 1)
+    assert within_budgets(cache)
+
+
 def test_what_is_too_large_for_a_tier_goes_to_the_next(tmp_path: Path) -> None:
     cache = cache_of(
         "disk",
@@ -327,9 +351,11 @@ def test_a_closed_cache_is_empty_and_stays_so(tmp_path: Path) -> None:
     with cache:
         cache.put("a", VALUE)
     assert cache.put("b", VALUE) is None
+    assert cache.put("a", "another") is None
     assert cache.get("a") is None
     assert cache.stats()["host"].entries == 0
     cache.close()
+    assert same(cache_of("disk", directory=tmp_path).get("a"), VALUE)
 
 
 def test_what_only_memory_can_hold_is_dropped_at_its_end(tmp_path: Path) -> None:
