@@ -39,6 +39,8 @@ def test_age_counts_from_birth_in_whatever_order_elements_come() -> None:
     assert d.overdue(13.0) == "young"
     d["young"] = 100.0
     assert d.next_deadline() == 15.0
+    d["young"] = 2.0
+    assert d.next_deadline() == 12.0
 
 
 def test_without_a_limit_nothing_is_overdue() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load as load_safetensors
 
-from daskinfer.cache import structure
+from daskinfer.cache import structure, tiered
 from daskinfer.cache.contents import isolate, nbytes
 from daskinfer.cache.packing import pack, unpack
 from tests.cache.helpers import OTHER, PLAIN, Opaque, cache_of, same
@@ -170,11 +170,16 @@ def test_numpys_own_texts_keep_their_zeros(value: Any) -> None:
     assert found == value
 
 
-def test_what_is_larger_than_every_tier_is_not_even_copied() -> None:
+def test_what_is_larger_than_every_tier_is_not_even_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied: list[Any] = []
+    monkeypatch.setattr(tiered, "isolate", copied.append)
     cache = cache_of("host", "packed")
     huge = np.broadcast_to(np.zeros(1), (1 << 50,))
     assert cache.put("key", {"x": huge}) is None
     assert cache.stats().dropped == 1
+    assert copied == []
 
 
 def test_pickle_is_for_what_has_no_structure_only() -> None:
