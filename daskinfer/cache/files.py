@@ -19,7 +19,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,7 +112,7 @@ class Files:
     def write(
         self,
         stem: str,
-        parts: Iterable[bytes | memoryview],
+        parts: Sequence[bytes | memoryview],
         *,
         created: float,
         used: float,
@@ -133,15 +133,24 @@ class Files:
         OSError
             It cannot be written. Then nothing has changed.
         """
+        try:
+            self._write(stem, parts, (used, created))
+        except FileNotFoundError:
+            # Somebody has removed the directory, or took the new file for a leftover
+            # in the moment before it was locked.
+            self._prepare()
+            self._write(stem, parts, (used, created))
+
+    def _write(
+        self,
+        stem: str,
+        parts: Sequence[bytes | memoryview],
+        times: tuple[float, float],
+    ) -> None:
         path = self._path(stem)
         temporary = f"{path}.{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        try:
-            descriptor = os.open(temporary, flags, 0o600)
-        except FileNotFoundError:
-            # Somebody has removed the directory.
-            self._prepare()
-            descriptor = os.open(temporary, flags, 0o600)
+        descriptor = os.open(temporary, flags, 0o600)
         try:
             with open(descriptor, "wb") as file:
                 # Held until the process lets go or dies, it tells others that this
@@ -150,7 +159,7 @@ class Files:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.writelines(parts)
                 file.flush()
-                os.utime(descriptor, (used, created))
+                os.utime(descriptor, times)
                 os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):

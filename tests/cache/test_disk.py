@@ -449,6 +449,25 @@ def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
 # Several on one directory
 
 
+def test_a_new_file_that_another_process_took_for_a_leftover_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = on_disk(tmp_path)
+    replace, removed = os.replace, []
+
+    def after_it_was_removed(source: str, target: str) -> None:
+        if not removed:
+            removed.append(source)
+            os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", after_it_was_removed)
+    assert cache.put("key", VALUE) == "disk"
+    assert removed
+    assert not caplog.records
+    assert same(on_disk(tmp_path).get("key"), VALUE)
+
+
 def test_two_caches_on_one_directory_share_it(tmp_path: Path) -> None:
     first, second = on_disk(tmp_path), on_disk(tmp_path)
     second.sweep()
