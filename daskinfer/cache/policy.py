@@ -77,3 +77,33 @@ def _size(field: str, value: Any) -> int:
     if size < 0:
         raise ValueError(f"{field} must not be negative, got {value!r}")
     return int(size)
+
+
+def bytes_of(amount: float | str, whole: int) -> int:
+    """Read an amount of memory: bytes, a text, or as a float the share of a whole.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is none of these, or negative.
+
+    Examples
+    --------
+    >>> bytes_of(10, 4096), bytes_of("1 kiB", 4096), bytes_of(0.25, 4096)
+    (10, 1024, 1024)
+    """
+    wanted = f'amount must be bytes, a text such as "1 MiB" or a share, got {amount!r}'
+    if isinstance(amount, bool) or not isinstance(amount, str | int | float):
+        raise TypeError(wanted)
+    if isinstance(amount, str):
+        try:
+            amount = parse_bytes(amount)
+        except ValueError:
+            raise ValueError(wanted) from None
+    elif isinstance(amount, float):
+        if not amount <= 1.0:
+            raise ValueError(wanted)
+        amount = math.ceil(amount * whole) if amount >= 0 else -1
+    if amount < 0:
+        raise ValueError(wanted)
+    return int(amount)

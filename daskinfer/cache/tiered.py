@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-from dask.utils import parse_bytes
 
 from daskinfer.cache.build import policies
 from daskinfer.cache.clock import Clock
 from daskinfer.cache.contents import isolate, nbytes
 from daskinfer.cache.keys import CacheKey
 from daskinfer.cache.ladder import MISSING, Ladder
-from daskinfer.cache.policy import TierPolicy
+from daskinfer.cache.policy import TierPolicy, bytes_of
 from daskinfer.cache.residence import off_host, to_host
 from daskinfer.cache.statistics import CacheStatistics, Counter
 from daskinfer.cache.tiers import Entry
@@ -258,7 +255,7 @@ class TieredCache:
         """
         memory = self._ladder.among(("host", "packed"))
         before = sum(tier.nbytes for tier in memory)
-        goal = before - _bytes_of(amount, before)
+        goal = before - bytes_of(amount, before)
         # Others may put meanwhile: each entry goes down two tiers at most.
         for _ in range(2 * sum(map(len, memory))):
             if sum(tier.nbytes for tier in memory) <= goal:
@@ -304,21 +301,3 @@ class TieredCache:
             logger.info("A value of type %s is not cached: %r", type(value), error)
             return None
         return Entry(key, self._clock.monotonic(), value, marked=bool(places))
-
-
-def _bytes_of(amount: float | str, whole: int) -> int:
-    wanted = f'amount must be bytes, a text such as "1 MiB" or a share, got {amount!r}'
-    if isinstance(amount, bool) or not isinstance(amount, str | int | float):
-        raise TypeError(wanted)
-    if isinstance(amount, str):
-        try:
-            amount = parse_bytes(amount)
-        except ValueError:
-            raise ValueError(wanted) from None
-    elif isinstance(amount, float):
-        if not amount <= 1.0:
-            raise ValueError(wanted)
-        amount = math.ceil(amount * whole) if amount >= 0 else -1
-    if amount < 0:
-        raise ValueError(wanted)
-    return int(amount)
