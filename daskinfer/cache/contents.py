@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from logging import Logger
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,10 @@ from daskinfer.payload.tree import is_strided, is_tensor, map_arrays, open_node
 #: What an array or a tensor takes besides its elements.
 _ARRAY_BYTES = 112
 _TENSOR_BYTES = 400
+#: What is there in any case, and not a value's own.
+_SHARED = (type, ModuleType, FunctionType, MethodType, Logger)
+#: An object that refers to more than so many others is not counted to the end.
+_MOST_OBJECTS = 10_000
 
 
 def nbytes(value: Any) -> int:
@@ -22,8 +28,14 @@ def nbytes(value: Any) -> int:
     Parameters
     ----------
     value
-        Anything. Containers are counted with all that is in them, objects of unknown
-        classes by :func:`dask.sizeof.sizeof`.
+        Anything. Containers are counted with all that is in them, other objects with
+        their attributes, a network's weights for instance, unless
+        :func:`dask.sizeof.sizeof` knows their class.
+
+    Raises
+    ------
+    RecursionError
+        It is nested too deeply, or holds itself.
 
     Examples
     --------
@@ -32,24 +44,41 @@ def nbytes(value: Any) -> int:
     >>> nbytes({"a": [np.zeros(1000), np.zeros(1000)]}) // 1000
     16
     """
+    return _size(value, set())
+
+
+def _size(value: Any, seen: set[int]) -> int:
     if isinstance(value, np.ndarray):
         size = _ARRAY_BYTES + value.nbytes
         if value.dtype.hasobject:
-            size += sum(map(nbytes, value.astype(object).ravel().tolist()))
+            elements = value.astype(object).ravel().tolist()
+            size += sum(_size(element, seen) for element in elements)
         return size
     if is_tensor(value):
         if value.is_cpu and not is_strided(value):
             return _TENSOR_BYTES + int(sizeof(value))
         return _TENSOR_BYTES + int(value.nbytes)
     if isinstance(value, OnDevice):
-        return nbytes(value.tensor)
+        return _size(value.tensor, seen)
     node = open_node(value)
     if node is None:
-        # Sets and the like may hold arrays too, which sizeof counts.
-        return int(sizeof(value))
-    size = sys.getsizeof(value) + sum(map(nbytes, node.children))
+        return _object_size(value, seen)
+    size = sys.getsizeof(value) + sum(_size(child, seen) for child in node.children)
     if not isinstance(value, (tuple, list)):
         size += sum(map(sys.getsizeof, node.keys))
+    return size
+
+
+def _object_size(value: Any, seen: set[int]) -> int:
+    """Count an object with its attributes, each once: objects may refer to others."""
+    size = max(int(sizeof(value)), sys.getsizeof(value))
+    unknown = sizeof.dispatch(type(value)) is sizeof.dispatch(object)
+    if not unknown or isinstance(value, _SHARED) or id(value) in seen:
+        return size
+    seen.add(id(value))
+    attributes = getattr(value, "__dict__", None)
+    if attributes and len(seen) < _MOST_OBJECTS:
+        size += sum(_size(attribute, seen) for attribute in list(attributes.values()))
     return size
 
 

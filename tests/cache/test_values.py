@@ -206,10 +206,18 @@ def test_only_what_compresses_is_compressed() -> None:
         ({f"{i:04}" * 100: None for i in range(100)}, 40_000),
         (np.array(["x" * 5000, "y" * 5000], dtype=object), 10_000),
         ({"a": Opaque(None), "b": {1, 2, 3}}, 200),
+        ([Opaque(Opaque(np.zeros(1000)))], 8000),
+        (torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU()), 40_400),
     ],
 )
 def test_sizes_are_real(value: Any, least: int) -> None:
     assert least <= nbytes(value) <= 1.5 * least + 2000
+
+
+def test_an_object_that_refers_to_itself_has_a_size() -> None:
+    value = Opaque([np.zeros(1000)])
+    value.value.append(value)
+    assert 8000 <= nbytes(value) < 10_000
 
 
 @pytest.mark.parametrize("name", PLAIN | OTHER)
