@@ -111,14 +111,14 @@ class DiskTier(Tier):
                     listed = Listed(born, _blocks(file.size))
                     self.entries.set_noevict(digest, listed)
 
-    def digests(self) -> list[bytes]:
+    def everything(self) -> list[bytes]:
         """The digests of all files that are there, listed or not."""
         try:
             found = [f.stem for f in self.files.scan() if f.version == VERSION]
         except OSError as error:
             self._degrade(error)
             found = []
-        return list({*super().digests(), *map(bytes.fromhex, found)})
+        return list({*self.digests(), *map(bytes.fromhex, found)})
 
     # Entries
 

@@ -197,8 +197,17 @@ class TieredCache:
     def clear(self) -> None:
         """Remove all that is there now, files of other processes too."""
         for tier in self._ladder.tiers:
-            for digest in tier.digests():
+            for digest in tier.everything():
                 self._ladder.discard(digest)
+
+    def digests(self, tiers: Iterable[str] | None = None) -> set[bytes]:
+        """The digests of all keys that are there, in some tiers or in any.
+
+        For reports on what can be found here: nothing counts as used. Of files, those
+        that this process knows of.
+        """
+        chosen = self._ladder.among(tiers)
+        return {digest for tier in chosen for digest in tier.digests()}
 
     def stats(self) -> CacheStatistics:
         """What can be known of the cache, tier by tier."""

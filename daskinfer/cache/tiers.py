@@ -202,6 +202,10 @@ class Tier(ABC):
         with self.entries.lock:
             return list(self.entries)
 
+    def everything(self) -> list[bytes]:
+        """The digests of all that is to be removed where the tier is cleared."""
+        return self.digests()
+
     def peek(self, digest: bytes) -> Any:
         """Return what it holds without using it; None if nothing."""
         return self.ages.d.get(digest)

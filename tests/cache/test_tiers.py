@@ -296,6 +296,17 @@ def test_delete_and_clear(tmp_path: Path) -> None:
     assert all(tier.nbytes == 0 for tier in cache.stats().tiers)
 
 
+def test_digests_tell_what_is_there(tmp_path: Path) -> None:
+    cache = cache_of("host", "packed", "disk", directory=tmp_path)
+    digests = {name: CacheKey.of(name).digest for name in ("host", "packed", "disk")}
+    for name in digests:
+        cache.put(name, VALUE, tier=name)
+    cache.flush()
+    assert cache.digests() == set(digests.values())
+    assert cache.digests(["host", "packed"]) == {digests["host"], digests["packed"]}
+    assert cache.stats().hits == cache.stats().misses == 0
+
+
 def test_a_crafted_collision_is_a_miss(tmp_path: Path) -> None:
     key = CacheKey.of("mine")
     crafted = CacheKey(key.digest, b"another")
