@@ -132,9 +132,6 @@ class Tier(ABC):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self.entries
-
     @property
     def nbytes(self) -> int:
         """Bytes that it holds."""
