@@ -61,6 +61,10 @@ class Ladder:
         self._copy = copy
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
         self.tiers = build(wanted, device, directory, clock, self._go_down)
+        self._ways_down = {
+            tier.name: (tier, self.tiers[place + 1 :])
+            for place, tier in enumerate(self.tiers)
+        }
         # Seconds after which an entry ends, wherever it is.
         self._lifetime = self.tiers[-1].policy.seconds if self.tiers else math.inf
 
@@ -90,10 +94,10 @@ class Ladder:
             _check(name)
         return tuple(tier for tier in self.tiers if tier.name in wanted)
 
-    def below(self, name: str, *, itself: bool) -> tuple[Tier, ...]:
-        """The tiers below one that is named, which need not be there."""
+    def down_from(self, name: str) -> tuple[Tier, ...]:
+        """The tier that is named, which need not be there, and those below it."""
         _check(name)
-        return self.among(TIERS[TIERS.index(name) + (not itself) :])
+        return self.among(TIERS[TIERS.index(name) :])
 
     def lock(self, digest: bytes) -> threading.RLock:
         """The lock of a key; of others too, but few."""
@@ -227,10 +231,10 @@ class Ladder:
     def _go_down(self, name: str, digest: bytes, entry: Entry) -> None:
         if self.clock.monotonic() - entry.born >= self._lifetime:
             return
-        (tier,) = self.among([name])
+        tier, below = self._ways_down[name]
         given = _given(tier, entry)
         if given is not None:
-            self._place(given, self.below(name, itself=False))
+            self._place(given, below)
 
     def _discard(self, digest: bytes) -> bool:
         return any([tier.discard(digest) for tier in self.tiers])

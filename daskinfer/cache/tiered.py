@@ -180,7 +180,7 @@ class TieredCache:
         """
         key = CacheKey.coerce(key)
         ladder = self._ladder
-        chosen = ladder.tiers if tier is None else ladder.below(tier, itself=True)
+        chosen = ladder.tiers if tier is None else ladder.down_from(tier)
         if self._closed:
             return None
         place = ladder.put(key, self._entry(key, value), chosen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from zict import LRU
@@ -69,13 +69,17 @@ class Entry:
         """The entry with its value as an object on the host."""
         if not isinstance(self.value, Packed):
             return self
-        return replace(self, value=unpack(self.value))
+        return self.holding(unpack(self.value))
 
     def packed(self) -> Entry:
         """The entry with its value as bytes."""
         if isinstance(self.value, Packed):
             return self
-        return replace(self, value=pack(self.value, self.marked))
+        return self.holding(pack(self.value, self.marked))
+
+    def holding(self, value: Any, nbytes: int = 0) -> Entry:
+        """The entry with its value in another form."""
+        return Entry(self.key, self.born, value, self.marked, nbytes)
 
 
 class Tier(ABC):
@@ -240,11 +244,11 @@ class DeviceTier(Tier):
         size = nbytes(live.value)
         if size > self.policy.nbytes:
             raise UnstorableError(f"{size} bytes are too many")
-        return replace(live, value=to_device(live.value, self.device), nbytes=size)
+        return live.holding(to_device(live.value, self.device), size)
 
     def give(self, entry: Entry) -> Entry:
         """Return an entry with its tensors on the host, marked."""
-        return replace(entry, value=to_host(entry.value, self.device))
+        return entry.holding(to_host(entry.value, self.device))
 
 
 class HostTier(Tier):
@@ -253,7 +257,7 @@ class HostTier(Tier):
     def hold(self, entry: Entry) -> Entry:
         """Return an entry with its value as an object."""
         live = entry.live()
-        return replace(live, nbytes=nbytes(live.value))
+        return live.holding(live.value, nbytes(live.value))
 
 
 class PackedTier(Tier):
@@ -262,4 +266,4 @@ class PackedTier(Tier):
     def hold(self, entry: Entry) -> Entry:
         """Return an entry with its value as bytes."""
         packed = entry.packed()
-        return replace(packed, nbytes=len(packed.value.data))
+        return packed.holding(packed.value, len(packed.value.data))
