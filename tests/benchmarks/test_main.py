@@ -81,5 +81,6 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
         "slow_workers": 1,
         "faults": 3,
         "overload": 3,
+        "cache": 4,
     }
     assert all(ratio["measured"] > 0 for ratios in found.values() for ratio in ratios)
