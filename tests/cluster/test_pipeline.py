@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Nanny, wait
+from distributed import Nanny
 from distributed.utils_test import gen_cluster
 
 import daskinfer
@@ -34,7 +34,7 @@ def doubling() -> Callable[[Any], Any]:
     def double(x: np.ndarray) -> np.ndarray:
         import time
 
-        time.sleep(0.01)
+        time.sleep(0.05)
         return x * 2
 
     return double
@@ -47,10 +47,22 @@ def calling(other: Model) -> Callable[[Any], Any]:
     return call
 
 
-async def kill_one_that_runs(scheduler: Any, nannies: tuple[Nanny, ...]) -> None:
-    """Kill a worker's process while a batch is on it; the nanny starts another."""
-    batches = engine(scheduler).dispatcher.running.batches
-    await until(lambda: any(batch.requests for batch in batches.values()))
+async def kill_one_that_runs(
+    scheduler: Any, nannies: tuple[Nanny, ...], name: str, answers: int
+) -> None:
+    """Kill a worker's process while a batch is on it; the nanny starts another.
+
+    Once a deployment has given so many answers: fewer than it is asked for, so that
+    there is more to do.
+    """
+    dispatcher = engine(scheduler).dispatcher
+    batches, counts = dispatcher.running.batches, dispatcher.statistics[name]
+    await until(
+        lambda: (
+            counts.successes >= answers
+            and any(batch.requests for batch in batches.values())
+        )
+    )
     address = next(b.device.name for b in batches.values() if b.requests)
     (nanny,) = (n for n in nannies if n.worker_address == address)
     before = scheduler._workers_removed_total
@@ -76,7 +88,7 @@ async def test_a_model_that_calls_another(c, s, *nannies):
             *outer.map([row(i) for i in range(COUNT)]),
             *c.map(outer, [row(i) for i in range(COUNT)], pure=False),
         ]
-        await kill_one_that_runs(s, nannies)
+        await kill_one_that_runs(s, nannies, "outer", 0)
         for i, future in enumerate(futures):
             assert np.array_equal(await future, row(2 * (i % COUNT) + 1)), death
     s.validate_state()
@@ -100,10 +112,11 @@ async def test_one_after_the_other(c, s, *nannies, way):
 
     for death in range(DEATHS):
         await whole(s, "second", len(nannies))
+        before = engine(s).dispatcher.statistics["second"].successes
         futures = [chain(row(i)) for i in range(COUNT)]
         # At the beginning of the chains, and when some are through.
-        await wait(futures[: death * COUNT // DEATHS])
-        await kill_one_that_runs(s, nannies)
+        through = before + death * COUNT // DEATHS
+        await kill_one_that_runs(s, nannies, "second", through)
         for i, future in enumerate(futures):
             assert np.array_equal(await future, row(4 * i)), death
     s.validate_state()
