@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 THREE_WORKERS = [("127.0.0.1", 1)] * 3
 COUNT = 60
-DEATHS = 4
+DEATHS = 3
 
 
 def row(value: float) -> np.ndarray:
