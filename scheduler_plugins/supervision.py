@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.load import DeviceLoad, Link
     from scheduler_plugins.queueing import Lane
     from scheduler_plugins.recovery import Recovery
+    from scheduler_plugins.reserving import Reservations
     from scheduler_plugins.running import Running
 
 logger = logging.getLogger("distributed.inference.supervision")
@@ -102,10 +103,12 @@ class Supervision:
         lanes: Iterable[Lane],
         running: Collection[str],
         now: float,
+        reserved: Reservations,
     ) -> tuple[Lane, Send] | None:
         """Find one request for a device that may be well again."""
         if not line.health.breakers:
             return None
+        fit = self.fit(line, running, now)
         for address in line.health.candidates(now):
             device = line.devices.get(address)
             if device is None or device.stuck or address not in running:
@@ -113,12 +116,14 @@ class Supervision:
             for lane in lanes:
                 isolated = cast(LaneKey, lane.key).group is not None
                 # Who might kill a worker, or take too long, proves nothing.
-                if isolated and self.fit(line, running, now):
+                if isolated and self._admission.devices(lane, fit, []):
                     continue
-                if not device.takes_more(isolated):
+                if device not in self._admission.devices(lane, [device], fit):
                     continue
-                if device in self._admission.devices(lane, [device], []):
+                if device.takes_more(isolated):
                     return lane, Send(device, 1, False, "alone" if isolated else "try")
+                if isolated and reserved.open_to(lane, [device]):
+                    reserved.keep(lane, [device], now, self._link)
         return None
 
     # What happens

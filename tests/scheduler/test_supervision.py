@@ -11,6 +11,7 @@ from daskinfer import BreakerPolicy, RetryPolicy
 from daskinfer.exceptions import BatchTimeout
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.breaker import BreakerState
+from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health, Suspicion
 from scheduler_plugins.line import Line
 from tests.scheduler.bench import A, B, Bench, come, settle
@@ -329,3 +330,52 @@ async def test_a_process_in_place_of_a_broken_one_is_tried_with_one_request_firs
     assert line.health.is_perfect
     bench.answer(1)
     nothing_is_left(bench)
+
+
+@on_loop
+async def test_an_isolated_request_tries_the_only_worker_that_it_may_use():
+    """Others are fit, which is of no use to it."""
+    bench = Bench().follow()
+    line = limited(bench)
+    bench.enqueue(line, "k", constraint=Constraint(workers=frozenset({A})))
+    await come(lambda: line.health.breakers)
+    bench.answer(0, keys=[])
+    await come(lambda: len(bench.batches) == 2)
+    assert bench.batches[1] == (A, ["k"])
+    bench.answer(1)
+    nothing_is_left(bench)
+
+
+@on_loop
+async def test_an_isolated_request_tries_a_worker_that_others_keep_busy():
+    bench = Bench().follow()
+    line = bench.open(seconds=1e-3)
+    line.batch_timeout, line.retry = 0.05, AT_ONCE
+    one_by_one = BatchPolicy(max_batch_size=1)
+    other = bench.open("other", seconds=1e-3, policy=one_by_one)
+    bench.enqueue(line, "k")
+    await come(lambda: line.health.breakers)
+    bench.enqueue(other, *range(3000))
+    bench.answer(0, keys=[])
+    answered = 1
+    while (A, ["k"]) not in bench.batches[1:]:
+        await come(lambda answered=answered: len(bench.runs) > answered)
+        await asyncio.sleep(0.005)
+        bench.answer(answered)
+        answered += 1
+        await settle()
+        assert answered < 2000
+    assert not bench.dispatcher.chooser.reserved
+
+
+@on_loop
+async def test_a_trial_takes_nobody_back_to_where_it_has_failed():
+    bench = Bench().follow()
+    line = limited(bench)
+    line.health.doubt(A, 0.0, "it was late")
+    bench.enqueue(line, "retry", tried=frozenset({A}))
+    await settle()
+    assert bench.batches == [(B, ["retry"])]
+    bench.enqueue(line, "new", arrived=1.0)
+    await settle()
+    assert bench.batches[1:] == [(A, ["new"])]
