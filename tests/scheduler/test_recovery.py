@@ -12,6 +12,7 @@ import pytest
 from daskinfer import RetryPolicy
 from daskinfer.exceptions import BatchTimeout, DeviceError, WorkerLost
 from daskinfer.policy import BatchPolicy
+from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.line import Line
 from tests.scheduler.bench import A, B, Bench, come, settle
 from tests.scheduler.virtual import on_loop
@@ -253,6 +254,16 @@ async def test_a_retry_avoids_the_worker_that_failed_while_another_is_ready():
     bench.dispatcher.enqueue(request, line)
     await settle()
     assert len(bench.batches) == 2
+
+
+@on_loop
+async def test_a_retry_leaves_the_preferred_worker_that_failed():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    preferred = Constraint(workers=frozenset({A}), preferred_only=True)
+    bench.enqueue(line, "k", constraint=preferred, tried=frozenset({A}))
+    await settle()
+    assert bench.batches == [(B, ["k"])]
 
 
 @on_loop
