@@ -310,6 +310,40 @@ async def test_requests_that_are_held_back_leave_with_their_deployment():
 
 
 @on_loop
+@pytest.mark.parametrize("backoff", [0, 0.1])
+@pytest.mark.parametrize("how", ["died", "late"])
+async def test_what_runs_when_its_deployment_is_replaced_is_served_by_the_new_one(
+    how, backoff
+):
+    bench = Bench().follow()
+    old = bench.open(workers=(A, B), seconds=1e-3)
+    old.batch_timeout = 0.05
+    old.retry = RetryPolicy(backoff=backoff, max_backoff=backoff)
+    bench.enqueue(old, "a", "b")
+    await settle()
+    ((address, _),) = bench.batches
+    bench.dispatcher.close("m", "1")
+    new = bench.open(workers=(A, B), seconds=1e-3)
+    # What the lifecycle finds when they are parked again.
+    bench.requests = {key: (r, new) for key, (r, _) in bench.requests.items()}
+    (batch,) = bench.dispatcher.running.batches.values()
+    requests = list(batch.requests.values())
+    if how == "died":
+        bench.tasks.workers.remove(address)
+        for request in requests:
+            bench.dispatcher.unassign(request)
+            bench.dispatcher.enqueue(request, new)
+        bench.dispatcher.worker_lost(address)
+    else:
+        await come(lambda: not batch.requests)
+    for index, key in enumerate("ab", start=1):
+        await come(lambda index=index: len(bench.batches) > index)
+        assert bench.batches[index] == ({A: B, B: A}[address], [key])
+        bench.answer(index)
+    assert not new.queue.count and not new.delayed and not old.delayed
+
+
+@on_loop
 async def test_a_reservation_ends_with_the_request_it_was_for():
     bench = Bench()
     line = bench.open(seconds=1e-3, policy=BatchPolicy(max_batch_size=1))
