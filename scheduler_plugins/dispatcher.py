@@ -321,6 +321,9 @@ class Dispatcher:
                 if not self.chooser.release():
                     break
             busy = [line for line in busy if line.queue.count]
+        if not busy:
+            self.chooser.begin()
+            self.chooser.release()
         self._timer.set(
             min(
                 wake_at,

@@ -358,6 +358,14 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     await settle()
     assert bench.batches[-1] == (A, ["next"])
     assert not bench.dispatcher.chooser.reserved
+    # Also where nobody else waits.
+    (suspect,) = bench.enqueue(line, "suspect", group="g")
+    await settle()
+    assert len(bench.dispatcher.chooser.reserved) == 1
+    bench.dispatcher.discard(suspect)
+    bench.answer()
+    await settle()
+    assert not bench.dispatcher.chooser.reserved
 
 
 @on_loop
