@@ -318,7 +318,7 @@ async def test_what_runs_when_its_deployment_is_replaced_is_served_by_the_new_on
     bench = Bench().follow()
     old = bench.open(workers=(A, B), seconds=1e-3)
     old.batch_timeout = 0.05
-    old.retry = RetryPolicy(backoff=backoff, max_backoff=backoff)
+    old.retry = RetryPolicy(backoff=backoff, max_backoff=backoff, jitter=0)
     bench.enqueue(old, "a", "b")
     await settle()
     ((address, _),) = bench.batches
