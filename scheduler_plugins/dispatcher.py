@@ -150,7 +150,8 @@ class Dispatcher:
         line = self.lines.get((name, version))
         if line is None:
             return
-        new = DeviceLoad(address, device_class)
+        beside = next((d for d in self._devices.values() if d.name == address), None)
+        new = DeviceLoad(address, device_class, beside)
         device = self._devices.setdefault((address, device_class), new)
         line.devices[address] = device
         line.device_class = device_class

@@ -248,10 +248,10 @@ class Supervision:
         device.stuck.setdefault(batch.batch_id, reason)
 
     def _came_back(self, device: DeviceLoad, now: float) -> None:
-        self._stuck = [other for other in self._stuck if other is not device]
+        self._stuck = [other for other in self._stuck if other.name != device.name]
         logger.info("%s answers again", device.name)
         for line in self._lines:
-            if line.devices.get(device.name) is device:
+            if device.name in line.devices:
                 line.health.doubt(device.name, now, "it was late, and is tried first")
 
     def _move(self, device: DeviceLoad, running: Collection[str], now: float) -> None:
@@ -261,7 +261,7 @@ class Supervision:
         """
         first = device.flights[0].batch_id if device.flights else None
         for batch in list(self._running.batches.values()):
-            if batch.device is not device or not batch.requests:
+            if batch.device.name != device.name or not batch.requests:
                 continue
             has_begun = batch.batch_id == first
             others = self.fit(batch.line, running, now)

@@ -379,3 +379,31 @@ async def test_a_trial_takes_nobody_back_to_where_it_has_failed():
     bench.enqueue(line, "new", arrived=1.0)
     await settle()
     assert bench.batches[1:] == [(A, ["new"])]
+
+
+@on_loop
+async def test_what_waits_behind_another_device_of_its_worker_is_not_late():
+    """A worker runs one batch after the other, whichever of its devices they need."""
+    bench = Bench(suspicion=Suspicion(factor=2.0, after=0.05)).follow()
+    on_cpu = bench.open("on-cpu", seconds=10.0, timings=[(1, 10.0)])
+    on_npu = bench.open("on-npu", seconds=1e-3, workers=())
+    bench.dispatcher.device_ready("on-npu", "1", A, "npu", [(1, 1e-3), (64, 1e-3)])
+    on_npu.batch_timeout = 0.5
+    bench.enqueue(on_cpu, "first")
+    await settle()
+    # Not before there is room behind it.
+    bench.enqueue(on_npu, "behind")
+    await come(lambda: len(bench.batches) == 2)
+    await asyncio.sleep(0.1)
+    bench.answer(0)
+    bench.answer(1)
+    assert on_npu.health.is_perfect and bench.requests["behind"][0].charges == 0
+    nothing_is_left(bench)
+    # If the first never ends, the worker is suspect for both.
+    bench.enqueue(on_cpu, "late")
+    await settle()
+    await come(lambda: on_npu.devices[A].stuck)
+    assert on_cpu.devices[A].stuck
+    bench.answer(2)
+    nothing_is_left(bench)
+    assert not on_npu.health.admits(A) and not on_cpu.health.admits(A)
