@@ -96,6 +96,7 @@ class Lifecycle:
             self._end(request, succeeded=finish == "memory")
         elif finish == "forgotten":
             del self._requests[request.key]
+            request.forgotten = True
             dispatcher.deadlines.discard(request.key)
             if not request.ended and request.counts is not None:
                 request.counts.cancelled += 1
@@ -155,7 +156,7 @@ class Lifecycle:
         doomed, self.doomed = self.doomed, []
         failing: list[tuple[Key, Exception]] = []
         for request in doomed:
-            if request.error is not None:
+            if request.error is not None and not request.forgotten:
                 failing.append((request.key, request.error))
                 # A retry of the user's shall find out anew.
                 request.error = None
