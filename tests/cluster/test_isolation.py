@@ -98,3 +98,29 @@ async def test_two_inputs_that_fail_only_where_they_meet(c, s, a, way):
     assert (status.failures, status.waiting, status.in_flight) == (0, 0, 0)
     del futures
     await nothing_is_left(s, a)
+
+
+class Unreadable:
+    """A result that clients cannot unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ArithmeticError("cannot be read")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_one_result_that_the_client_cannot_read(c, s, a):
+    def answer(x: np.ndarray) -> list[Any]:
+        return [Unreadable() if value == 1 else float(value) for value in x[:, 0]]
+
+    probe = Probe(answer)
+    model = await deploy(c, probe, min_batch_size=4, max_batch_size=4, max_wait="1m")
+    futures = model.map([np.full((1, 1), float(i)) for i in range(4)])
+    await wait(futures)
+    for i in (0, 2, 3):
+        assert await futures[i] == [float(i)]
+    with pytest.raises(ArithmeticError, match="cannot be read"):
+        await futures[1]
