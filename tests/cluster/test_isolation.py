@@ -11,6 +11,7 @@ from distributed import wait
 from distributed.utils_test import gen_cluster
 
 import daskinfer
+from daskinfer import InferenceError
 from tests.cluster.helpers import Probe, linear
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
 
@@ -124,3 +125,29 @@ async def test_one_result_that_the_client_cannot_read(c, s, a):
         assert await futures[i] == [float(i)]
     with pytest.raises(ArithmeticError, match="cannot be read"):
         await futures[1]
+
+
+class Speechless(RuntimeError):
+    """An exception whose own code fails."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_one_exception_that_cannot_be_put_into_words(c, s, a):
+    def refuse_one(x: np.ndarray) -> np.ndarray:
+        if (x == 1).any():
+            raise Speechless
+        return x * 2
+
+    model = await deploy(
+        c, Probe(refuse_one), min_batch_size=4, max_batch_size=4, max_wait="1m"
+    )
+    futures = model.map([np.full((1, 1), float(i)) for i in range(4)])
+    for i in (0, 2, 3):
+        assert (await futures[i]).item() == 2 * i
+    with pytest.raises(InferenceError, match="Speechless, which cannot be carried"):
+        await futures[1]
+    del futures
+    await nothing_is_left(s, a)
