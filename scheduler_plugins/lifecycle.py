@@ -90,6 +90,9 @@ class Lifecycle:
         dispatcher.discard(request)
         if request.batch is not None and start == "processing":
             dispatcher.unassign(request)
+        if finish in ("waiting", "no-worker") and request.ended:
+            request.renew(monotonic())
+            self._set_deadline(request)
         if finish == "no-worker":
             self._wait(request)
         elif finish in ("memory", "erred"):
@@ -104,9 +107,6 @@ class Lifecycle:
     # Waiting
 
     def _wait(self, request: Request) -> None:
-        if request.ended:
-            request.renew(monotonic())
-            self._set_deadline(request)
         try:
             if request.error is not None:
                 raise request.error
