@@ -204,7 +204,7 @@ class Supervision:
             if batch is not None:
                 self._check_batch(batch, now)
         for device in self._stuck:
-            self._move(device, running, now)
+            self._move(device, running)
 
     def _check_batch(self, batch: Batch, now: float) -> None:
         started = self._started(batch)
@@ -254,7 +254,7 @@ class Supervision:
             if device.name in line.devices:
                 line.health.doubt(device.name, now, "it was late, and is tried first")
 
-    def _move(self, device: DeviceLoad, running: Collection[str], now: float) -> None:
+    def _move(self, device: DeviceLoad, running: Collection[str]) -> None:
         """Have requests of a stuck device run elsewhere.
 
         Those that run there do so once; those that have not begun, each time.
@@ -264,7 +264,7 @@ class Supervision:
             if batch.device.name != device.name or not batch.requests:
                 continue
             has_begun = batch.batch_id == first
-            others = self.fit(batch.line, running, now)
+            others = self._others(batch.line, running)
             moving = [
                 request
                 for request in batch.requests.values()
@@ -283,6 +283,17 @@ class Supervision:
             # A request must not come back while the worker may still have its result.
             device.stuck.setdefault(batch.batch_id, f"it drops batch {batch.batch_id}")
             self._recovery.moved(batch, moving)
+
+    def _others(self, line: Line, running: Collection[str]) -> list[DeviceLoad]:
+        """The devices that may serve the requests of a version, sooner or later.
+
+        Also those whose breakers are not closed: nobody would try them if all who
+        could wait behind a device that does not answer. The version itself may have
+        been replaced.
+        """
+        serving = [other for other in self._lines if other.name == line.name]
+        devices = (line if line in serving or not serving else serving[-1]).devices
+        return [d for d in devices.values() if d.name in running and not d.stuck]
 
     # Times
 

@@ -407,3 +407,38 @@ async def test_what_waits_behind_another_device_of_its_worker_is_not_late():
     bench.answer(2)
     nothing_is_left(bench)
     assert not on_npu.health.admits(A) and not on_cpu.health.admits(A)
+
+
+@on_loop
+async def test_what_stands_behind_a_suspect_tries_a_worker_that_is_half_open():
+    """Nobody else waits, who could try it first."""
+    bench = Bench(suspicion=SOON).follow()
+    one_by_one = BatchPolicy(max_batch_size=1)
+    line = bench.open(workers=(A,), seconds=1e-3, policy=one_by_one)
+    bench.enqueue(line, "late", "behind")
+    await settle()
+    assert bench.batches == [(A, ["late"]), (A, ["behind"])]
+    timings = [(1, 1e-3), (64, 1e-3)]
+    bench.dispatcher.device_ready("m", "1", B, "cpu", timings, "its process is new")
+    await come(lambda: len(bench.batches) == 3)
+    assert bench.batches[2] == (B, ["late"])
+    bench.answer(2)
+    await settle()
+    assert bench.batches[3:] == [(B, ["behind"])]
+    bench.answer(3)
+
+
+@on_loop
+async def test_what_stands_behind_a_suspect_goes_where_its_deployment_is_by_now():
+    bench = Bench(suspicion=SOON).follow()
+    one_by_one = BatchPolicy(max_batch_size=1)
+    old = bench.open(workers=(A,), seconds=1e-3, policy=one_by_one)
+    bench.enqueue(old, "late", "behind")
+    await settle()
+    bench.dispatcher.close("m", "1")
+    new = bench.open(workers=(A, B), seconds=1e-3, policy=one_by_one)
+    bench.requests = {key: (r, new) for key, (r, _) in bench.requests.items()}
+    for index, key in enumerate(["late", "behind"], start=2):
+        await come(lambda index=index: len(bench.batches) > index)
+        assert bench.batches[index] == (B, [key])
+        bench.answer(index)
