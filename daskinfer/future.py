@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from distributed import Future
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 else:
     # Not generic in the older versions of Dask.
     _Future = Future
+
+logger = logging.getLogger("distributed.inference.future")
 
 #: Where a value is not, or not any more.
 NOTHING: Any = object()
@@ -42,10 +45,20 @@ class Arrived:
         self._values: list[Any] = []
 
     def take(self, place: int) -> Any:
-        """Hand over a value; nobody else gets the same object."""
-        if self._pack is not None:
-            self._values = transport.unpack(self._pack["header"], self._pack["frames"])
-            self._pack = None
+        """Hand over a value; nobody else gets the same object.
+
+        ``NOTHING`` if what came cannot be unpacked.
+        """
+        pack, self._pack = self._pack, None
+        if pack is not None:
+            try:
+                self._values = transport.unpack(pack["header"], pack["frames"])
+            except Exception as error:
+                # One that cannot be unpickled here: all are fetched one by one, and
+                # only who asks for that one hears of it.
+                logger.info("Could not unpack results: %r", error)
+        if not self._values:
+            return NOTHING
         value, self._values[place] = self._values[place], NOTHING
         return value
 

@@ -54,14 +54,11 @@ class Admission:
         Rather than go there, it goes to one that is ``resting``.
         """
         key = cast(LaneKey, lane.key)
-        allowed = self._satisfying(key.constraint, ready)
-        if not key.tried:
-            return allowed
-        for devices in (allowed, self._satisfying(key.constraint, resting)):
+        for devices in (ready, resting) if key.tried else ():
             fresh = [device for device in devices if device.name not in key.tried]
-            if fresh:
-                return fresh
-        return allowed
+            if allowed := self._satisfying(key.constraint, fresh):
+                return allowed
+        return self._satisfying(key.constraint, ready)
 
     def allowed(self, request: Request, ready: list[DeviceLoad]) -> list[DeviceLoad]:
         """The devices that a request may use, wherever it has failed."""

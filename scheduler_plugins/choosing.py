@@ -88,7 +88,7 @@ class Chooser:
             What to send; or when to ask again if nothing happens before.
         """
         lanes = line.queue.oldest(_LANES)
-        trial = self._supervision.trial(line, lanes, running, now)
+        trial = self._supervision.trial(line, lanes, running, now, self.reserved)
         if trial is not None:
             self._starvation.ended(line)
             return Choice(*trial)

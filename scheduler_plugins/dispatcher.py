@@ -80,7 +80,7 @@ class Dispatcher:
         self.lines: dict[tuple[str, str], Line] = {}
         self.statistics: dict[str, Statistics] = {}
         self.running = Running(tasks, send, self.link)
-        self.recovery = Recovery(tasks, self._requeue)
+        self.recovery = Recovery(tasks, self._requeue, self._line_of)
         self.deadlines: Deadlines[Key] = Deadlines()
         self._admission = Admission(tasks)
         self.supervision = Supervision(
@@ -154,7 +154,8 @@ class Dispatcher:
         line = self.lines.get((name, version))
         if line is None:
             return
-        new = DeviceLoad(address, device_class)
+        beside = next((d for d in self._devices.values() if d.name == address), None)
+        new = DeviceLoad(address, device_class, beside)
         device = self._devices.setdefault((address, device_class), new)
         line.devices[address] = device
         line.device_class = device_class
@@ -222,8 +223,16 @@ class Dispatcher:
         line.queue.push(request)
         self.wake()
 
+    def _line_of(self, request: Request, line: Line) -> Line:
+        """Who serves a request by now: its deployment may have been replaced."""
+        if request.queue is line.queue:
+            return line
+        others = self.lines.values()
+        return next((o for o in others if o.queue is request.queue), line)
+
     def _requeue(self, request: Request, line: Line) -> None:
         """Let a request wait where it belongs by now."""
+        line = self._line_of(request, line)
         if request.waiting:
             line.queue.discard(request)
         elif request.error is not None or not self.tasks.is_parked(request.key):
@@ -317,6 +326,9 @@ class Dispatcher:
                 if not self.chooser.release():
                     break
             busy = [line for line in busy if line.queue.count]
+        if not busy:
+            self.chooser.begin()
+            self.chooser.release()
         self._timer.set(
             min(
                 wake_at,

@@ -90,12 +90,16 @@ class Lifecycle:
         dispatcher.discard(request)
         if request.batch is not None and start == "processing":
             dispatcher.unassign(request)
+        if finish in ("waiting", "no-worker") and request.ended:
+            request.renew(monotonic())
+            self._set_deadline(request)
         if finish == "no-worker":
             self._wait(request)
         elif finish in ("memory", "erred"):
             self._end(request, succeeded=finish == "memory")
         elif finish == "forgotten":
             del self._requests[request.key]
+            request.forgotten = True
             dispatcher.deadlines.discard(request.key)
             if not request.ended and request.counts is not None:
                 request.counts.cancelled += 1
@@ -103,9 +107,6 @@ class Lifecycle:
     # Waiting
 
     def _wait(self, request: Request) -> None:
-        if request.ended:
-            request.renew(monotonic())
-            self._set_deadline(request)
         try:
             if request.error is not None:
                 raise request.error
@@ -157,7 +158,7 @@ class Lifecycle:
         doomed, self.doomed = self.doomed, []
         failing: list[tuple[Key, Exception]] = []
         for request in doomed:
-            if request.error is not None:
+            if request.error is not None and not request.forgotten:
                 failing.append((request.key, request.error))
                 # A retry of the user's shall find out anew.
                 request.error = None

@@ -113,6 +113,11 @@ class Link:
         )
 
 
+@dataclass(slots=True)
+class _Clock:
+    free_at: float = 0.0
+
+
 class DeviceLoad:
     """The batches that one worker's device has before it, of all deployments.
 
@@ -125,6 +130,9 @@ class DeviceLoad:
         Address of the worker.
     device_class : str
         Devices of one class are expected to take the same time for the same batch.
+    beside : DeviceLoad, optional
+        Another device of the same worker, which runs the batches of all its devices
+        one after the other.
 
     Notes
     -----
@@ -132,6 +140,8 @@ class DeviceLoad:
 
     Attributes
     ----------
+    flights
+        What the worker has, in the order in which it was sent.
     stuck
         By batch, why the device gets no others until that is answered.
 
@@ -147,21 +157,28 @@ class DeviceLoad:
 
     __slots__ = (
         "__weakref__",
+        "_clock",
         "device_class",
         "flights",
-        "free_at",
         "last_sent",
         "name",
         "stuck",
     )
 
-    def __init__(self, name: str, device_class: str) -> None:
+    def __init__(
+        self, name: str, device_class: str, beside: DeviceLoad | None = None
+    ) -> None:
         self.name = name
         self.device_class = device_class
-        self.flights: list[Flight] = []
-        self.free_at = 0.0
         self.last_sent = float("-inf")
-        self.stuck: dict[str, str] = {}
+        self.flights: list[Flight] = [] if beside is None else beside.flights
+        self.stuck: dict[str, str] = {} if beside is None else beside.stuck
+        self._clock: _Clock = _Clock() if beside is None else beside._clock
+
+    @property
+    def free_at(self) -> float:
+        """When it was last known to be done with all before those."""
+        return self._clock.free_at
 
     @property
     def idle(self) -> bool:
@@ -201,7 +218,7 @@ class DeviceLoad:
                 del self.flights[index]
                 # Predicting each batch from its own send time alone would add up the
                 # errors of all its predecessors; the answer sets the clock right.
-                self.free_at = now - link.inbound
+                self._clock.free_at = now - link.inbound
                 return flight
         return None
 

@@ -59,6 +59,8 @@ class Request:
         The queue it waits in, or waited in last.
     ended
         Whether it was answered, or has failed.
+    forgotten
+        Whether its task is gone. Its key may be that of another by now.
     error
         Why it cannot be served, found out before it could wait.
     counts
@@ -99,6 +101,7 @@ class Request:
     dispatched: float = 0.0
     queue: RequestQueue | None = None
     ended: bool = False
+    forgotten: bool = False
     error: Exception | None = None
     counts: Statistics | None = field(default=None, repr=False)
     charges: int = 0

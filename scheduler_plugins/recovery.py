@@ -33,6 +33,8 @@ class Recovery:
         Dask's side of the requests.
     requeue
         Lets a parked request wait, in the lane that it belongs to now.
+    line_of
+        Tells who serves a request by now, given who did.
 
     Attributes
     ----------
@@ -46,11 +48,15 @@ class Recovery:
     """
 
     def __init__(
-        self, tasks: TaskStates, requeue: Callable[[Request, Line], None]
+        self,
+        tasks: TaskStates,
+        requeue: Callable[[Request, Line], None],
+        line_of: Callable[[Request, Line], Line],
     ) -> None:
         self.delayed: Deadlines[Key] = Deadlines()
         self._tasks = tasks
         self._requeue = requeue
+        self._line_of = line_of
         self._held: dict[Key, tuple[Request, Line]] = {}
 
     def __repr__(self) -> str:
@@ -185,6 +191,7 @@ class Recovery:
             self._fail(request, line, kind, address)
 
     def _hold_back(self, request: Request, line: Line, until: float) -> None:
+        line = self._line_of(request, line)
         if request.queue is not None:
             request.queue.discard(request)
         if not request.delayed:

@@ -39,8 +39,9 @@ class Reservations:
         self, lane: Hashable | None, devices: Sequence[DeviceLoad]
     ) -> list[DeviceLoad]:
         """Those of the devices that are not kept for another lane."""
-        others = [device for key, device in self._kept.items() if key != lane]
-        return [device for device in devices if device not in others]
+        # By name: what a worker has for other classes of devices waits there as well.
+        others = [device.name for key, device in self._kept.items() if key != lane]
+        return [device for device in devices if device.name not in others]
 
     def keep(
         self, lane: Hashable, devices: Sequence[DeviceLoad], now: float, link: Link

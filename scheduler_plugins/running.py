@@ -248,7 +248,11 @@ class Running:
             requests |= batch.given_up
             # Only results are taken. Whatever else is said, another attempt decides.
             run_ids = {k: i for k, i in run_ids.items() if k not in batch.given_up}
-            late = [key for key in message["keys"] if key in batch.given_up]
+            late = [
+                key
+                for key in message["keys"]
+                if key in batch.given_up and not batch.given_up[key].forgotten
+            ]
             run_ids |= self._tasks.adopt(late, address, message["stimulus_id"])
         startstop = {"action": "compute", "start": stop - share, "stop": stop}
         clients = {key: request.client for key, request in requests.items()}
@@ -260,7 +264,11 @@ class Running:
                     # Should the user's `retries=` allow another attempt.
                     requests[key].tried |= {address}
             self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
-        missing = [key for key in message["missing"] if key not in batch.given_up]
+        missing = [
+            key
+            for key in message["missing"]
+            if key in requests and key not in batch.given_up
+        ]
         self._retry_missing(requests, missing, message["stimulus_id"])
         if message["broken"]:
             told = {*message["keys"], *message["failed"], *missing, *batch.given_up}
@@ -278,9 +286,7 @@ class Running:
     ) -> None:
         """Park requests whose inputs had moved when the worker looked for them."""
         for key in missing:
-            request = requests.get(key)
-            if request is None:
-                continue
+            request = requests[key]
             request.misses += 1
             if request.misses >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(

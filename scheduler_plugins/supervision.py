@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.load import DeviceLoad, Link
     from scheduler_plugins.queueing import Lane
     from scheduler_plugins.recovery import Recovery
+    from scheduler_plugins.reserving import Reservations
     from scheduler_plugins.running import Running
 
 logger = logging.getLogger("distributed.inference.supervision")
@@ -106,10 +107,12 @@ class Supervision:
         lanes: Iterable[Lane],
         running: Collection[str],
         now: float,
+        reserved: Reservations,
     ) -> tuple[Lane, Send] | None:
         """Find one request for a device that may be well again."""
         if not line.health.breakers:
             return None
+        fit = self.fit(line, running, now)
         for address in line.health.candidates(now):
             device = line.devices.get(address)
             if device is None or device.stuck or address not in running:
@@ -117,12 +120,14 @@ class Supervision:
             for lane in lanes:
                 isolated = cast(LaneKey, lane.key).group is not None
                 # Who might kill a worker, or take too long, proves nothing.
-                if isolated and self.fit(line, running, now):
+                if isolated and self._admission.devices(lane, fit, []):
                     continue
-                if not device.takes_more(isolated):
+                if device not in self._admission.devices(lane, [device], fit):
                     continue
-                if device in self._admission.devices(lane, [device], []):
+                if device.takes_more(isolated):
                     return lane, Send(device, 1, False, "alone" if isolated else "try")
+                if isolated and reserved.open_to(lane, [device]):
+                    reserved.keep(lane, [device], now, self._link)
         return None
 
     # What happens
@@ -203,7 +208,7 @@ class Supervision:
             if batch is not None:
                 self._check_batch(batch, now)
         for device in self._stuck:
-            self._move(device, running, now)
+            self._move(device, running)
 
     def _check_batch(self, batch: Batch, now: float) -> None:
         if batch.overdue:
@@ -255,23 +260,23 @@ class Supervision:
         device.stuck.setdefault(batch.batch_id, reason)
 
     def _came_back(self, device: DeviceLoad, now: float) -> None:
-        self._stuck = [other for other in self._stuck if other is not device]
+        self._stuck = [other for other in self._stuck if other.name != device.name]
         logger.info("%s answers again", device.name)
         for line in self._lines:
-            if line.devices.get(device.name) is device:
+            if device.name in line.devices:
                 line.health.doubt(device.name, now, "it was late, and is tried first")
 
-    def _move(self, device: DeviceLoad, running: Collection[str], now: float) -> None:
+    def _move(self, device: DeviceLoad, running: Collection[str]) -> None:
         """Have requests of a stuck device run elsewhere.
 
         Those that run there do so once; those that have not begun, each time.
         """
         first = device.flights[0].batch_id if device.flights else None
         for batch in list(self._running.batches.values()):
-            if batch.device is not device or not batch.requests:
+            if batch.device.name != device.name or not batch.requests:
                 continue
             has_begun = batch.batch_id == first
-            others = self.fit(batch.line, running, now)
+            others = self._others(batch.line, running)
             moving = [
                 request
                 for request in batch.requests.values()
@@ -290,6 +295,17 @@ class Supervision:
             # A request must not come back while the worker may still have its result.
             device.stuck.setdefault(batch.batch_id, f"it drops batch {batch.batch_id}")
             self._recovery.moved(batch, moving)
+
+    def _others(self, line: Line, running: Collection[str]) -> list[DeviceLoad]:
+        """The devices that may serve the requests of a version, sooner or later.
+
+        Also those whose breakers are not closed: nobody would try them if all who
+        could wait behind a device that does not answer. The version itself may have
+        been replaced.
+        """
+        serving = [other for other in self._lines if other.name == line.name]
+        devices = (line if line in serving or not serving else serving[-1]).devices
+        return [d for d in devices.values() if d.name in running and not d.stuck]
 
     # Times
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from daskinfer.device.base import Device
+from daskinfer.device.base import Device, text_of
 from daskinfer.device.loading import load_torch
 
 if TYPE_CHECKING:
@@ -92,5 +92,5 @@ class AcceleratorDevice(Device):
         """Recognize torch's error class, and older plug-ins by their text."""
         torch = load_torch()
         return isinstance(exc, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(exc, RuntimeError) and "out of memory" in str(exc).lower()
+            isinstance(exc, RuntimeError) and "out of memory" in text_of(exc).lower()
         )

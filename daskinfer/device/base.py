@@ -39,6 +39,20 @@ class DeviceNotFound(InferenceError):
         return f"device {self.spec!r} cannot be used: {self.reason}"
 
 
+def text_of(exc: BaseException) -> str:
+    """What an exception says; nothing if its own code fails to put it into words.
+
+    Examples
+    --------
+    >>> text_of(ValueError("no"))
+    'no'
+    """
+    try:
+        return str(exc)
+    except Exception:
+        return ""
+
+
 @dataclass(frozen=True)
 class BackendReport:
     """How many devices of one kind there are, and why that many.

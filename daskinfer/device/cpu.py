@@ -10,7 +10,7 @@ from distributed.system import MEMORY_LIMIT
 
 from daskinfer import config
 from daskinfer.device.allocator import keep_memory, return_memory
-from daskinfer.device.base import BackendReport, Device
+from daskinfer.device.base import BackendReport, Device, text_of
 from daskinfer.device.loading import load_torch
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class CpuDevice(Device):
     def is_out_of_memory(self, exc: BaseException) -> bool:
         """Recognize `MemoryError` and the error of torch's allocator."""
         return isinstance(exc, MemoryError) or (
-            isinstance(exc, RuntimeError) and "can't allocate memory" in str(exc)
+            isinstance(exc, RuntimeError) and "can't allocate memory" in text_of(exc)
         )
 
     def is_fatal(self, exc: BaseException) -> bool:

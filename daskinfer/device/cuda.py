@@ -9,7 +9,7 @@ import warnings
 from typing import ClassVar
 
 from daskinfer.device.accelerator import AcceleratorDevice
-from daskinfer.device.base import BackendReport
+from daskinfer.device.base import BackendReport, text_of
 from daskinfer.device.loading import load_torch
 from daskinfer.wording import counted
 
@@ -77,4 +77,4 @@ class CudaDevice(AcceleratorDevice):
         if not isinstance(exc, RuntimeError):
             return False
         code = getattr(exc, "error_code", None)
-        return code in _STICKY_CODES or bool(_STICKY_TEXT.search(str(exc)))
+        return code in _STICKY_CODES or bool(_STICKY_TEXT.search(text_of(exc)))

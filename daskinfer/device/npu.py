@@ -7,7 +7,7 @@ import re
 from typing import ClassVar
 
 from daskinfer.device.accelerator import AcceleratorDevice
-from daskinfer.device.base import BackendReport
+from daskinfer.device.base import BackendReport, text_of
 from daskinfer.device.loading import load_torch, npu_failure, npu_is_installed
 from daskinfer.wording import counted
 
@@ -63,12 +63,12 @@ class NpuDevice(AcceleratorDevice):
     def is_out_of_memory(self, exc: BaseException) -> bool:
         """Recognize torch's error class, the allocator's text and ACL's own code."""
         return super().is_out_of_memory(exc) or (
-            isinstance(exc, RuntimeError) and bool(_MEMORY_CODE.search(str(exc)))
+            isinstance(exc, RuntimeError) and bool(_MEMORY_CODE.search(text_of(exc)))
         )
 
     def is_fatal(self, exc: BaseException) -> bool:
         """Recognize ACL's codes for a device that needs a new process."""
-        return isinstance(exc, RuntimeError) and bool(_FATAL_CODE.search(str(exc)))
+        return isinstance(exc, RuntimeError) and bool(_FATAL_CODE.search(text_of(exc)))
 
 
 def _explain_import(failure: Exception) -> str:

@@ -49,6 +49,7 @@ class Outcome:
     errors: dict[Key, BaseException] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     #: Rows of the smallest pass that the device had no memory for; 0 if all fitted.
+    #: Passes with a request that does not fit alone say nothing about others.
     out_of_memory: int = 0
     #: Why nothing runs on the device any more.
     broken: BaseException | None = None
@@ -175,11 +176,17 @@ class BatchRun:
         self._probe = probe
         self._footprint = footprint
         self._outcome = Outcome()
+        self._did_not_fit: list[tuple[int, set[Key]]] = []
+        self._never_fit: set[Key] = set()
 
     def __call__(self, items: Iterable[Item]) -> Outcome:
         """Run the requests; their own errors end up in the outcome."""
         for group in self._groups(items):
             self._attempt_all(group)
+        self._outcome.out_of_memory = min(
+            (rows for rows, keys in self._did_not_fit if not keys & self._never_fit),
+            default=0,
+        )
         return self._outcome
 
     def _groups(self, items: Iterable[Item]) -> Iterable[list[Item]]:
@@ -260,17 +267,19 @@ class BatchRun:
         traceback.clear_frames(error.__traceback__)
         device.empty_cache()
         rows = self._largest_pass(members)
-        smallest = self._outcome.out_of_memory or rows
-        self._outcome.out_of_memory = min(smallest, rows)
+        keys = {member.key for member in members}
+        self._did_not_fit.append((rows, keys))
         smaller = self._sizes.below(rows)
         if smaller is not None:
             self._sizes = smaller
             self._attempt_all(members)
         elif not is_last:
             self._attempt(members, is_last=True)
-        elif self._is_memory_lost(device):
-            self._break(members, error)
         else:
+            self._never_fit |= keys
+            if self._is_memory_lost(device):
+                self._break(members, error)
+                return
             for member in members:
                 self._outcome.errors[member.key] = error
 

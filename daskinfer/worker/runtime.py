@@ -215,6 +215,7 @@ class InferenceRuntime(WorkerPlugin):
             )
             for key in job.dropped:
                 outcome.results.pop(key, None)
+                outcome.errors.pop(key, None)
             self._report(job.batch, outcome, job, missing)
         except Exception as error:
             if not self.is_closing:

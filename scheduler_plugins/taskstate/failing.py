@@ -37,7 +37,8 @@ class Failing(Facts):
         failed: list[Key] = []
         for key, failure in failures.items():
             ts = s.tasks.get(key)
-            if ts is None or key not in run_ids:
+            if ts is None or key not in run_ids or ts.run_id != run_ids[key]:
+                # Another attempt runs by now, or another request has the key.
                 continue
             if ts.state == "no-worker" and not ts.processing_on:
                 # The worker's own message that it could not keep the result came
@@ -47,7 +48,7 @@ class Failing(Facts):
                 )
                 failed.append(key)
                 continue
-            current = ts.state == "processing" and ts.run_id == run_ids[key]
+            current = ts.state == "processing"
             changes.add(
                 s.stimulus_task_erred(
                     key=key,

@@ -119,6 +119,24 @@ async def test_while_its_inputs_are_computed(c, s, a, way):
         await nothing_is_left(s, a)
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_result_that_is_lost_together_with_its_inputs(c, s, a, b):
+    model = await deploy(c, Probe())
+    only = {"workers": [a.address]}
+    source = c.submit(lambda: ONE, **only)
+    late = model.options(timeout="1h", **only).submit(source)
+    await late
+    key = late.key
+    engine(s).requests[key].timeout = 0.05
+    await a.close()
+    # There is no place for the input any more.
+    await until(lambda: s.tasks[key].state == "erred")
+    with pytest.raises(DeadlineExceeded, match="its inputs were computed"):
+        await late
+    del source, late
+    await nothing_is_left(s, b)
+
+
 @both_ways
 @gen_cluster(client=True, nthreads=[])
 async def test_while_no_worker_is_ready(c, s, way):

@@ -11,6 +11,7 @@ from distributed import wait
 from distributed.utils_test import gen_cluster
 
 import daskinfer
+from daskinfer import InferenceError
 from tests.cluster.helpers import Probe, linear
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
 
@@ -96,5 +97,57 @@ async def test_two_inputs_that_fail_only_where_they_meet(c, s, a, way):
         assert np.array_equal(y, 2 * xs[i])
     status = await model.status()
     assert (status.failures, status.waiting, status.in_flight) == (0, 0, 0)
+    del futures
+    await nothing_is_left(s, a)
+
+
+class Unreadable:
+    """A result that clients cannot unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ArithmeticError("cannot be read")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_one_result_that_the_client_cannot_read(c, s, a):
+    def answer(x: np.ndarray) -> list[Any]:
+        return [Unreadable() if value == 1 else float(value) for value in x[:, 0]]
+
+    probe = Probe(answer)
+    model = await deploy(c, probe, min_batch_size=4, max_batch_size=4, max_wait="1m")
+    futures = model.map([np.full((1, 1), float(i)) for i in range(4)])
+    await wait(futures)
+    for i in (0, 2, 3):
+        assert await futures[i] == [float(i)]
+    with pytest.raises(ArithmeticError, match="cannot be read"):
+        await futures[1]
+
+
+class Speechless(RuntimeError):
+    """An exception whose own code fails."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_one_exception_that_cannot_be_put_into_words(c, s, a):
+    def refuse_one(x: np.ndarray) -> np.ndarray:
+        if (x == 1).any():
+            raise Speechless
+        return x * 2
+
+    model = await deploy(
+        c, Probe(refuse_one), min_batch_size=4, max_batch_size=4, max_wait="1m"
+    )
+    futures = model.map([np.full((1, 1), float(i)) for i in range(4)])
+    for i in (0, 2, 3):
+        assert (await futures[i]).item() == 2 * i
+    with pytest.raises(InferenceError, match="Speechless, which cannot be carried"):
+        await futures[1]
     del futures
     await nothing_is_left(s, a)

@@ -58,6 +58,16 @@ def test_out_of_memory_is_recognized_when_it_really_happens(cpu):
     assert not cpu.is_out_of_memory(ValueError("can't allocate memory"))
 
 
+def test_an_error_whose_own_code_fails_is_no_error_of_the_device(cpu, accelerator):
+    class Speechless(RuntimeError):
+        def __str__(self):
+            raise LookupError("no words")
+
+    for device in (cpu, accelerator):
+        assert not device.is_out_of_memory(Speechless())
+        assert not device.is_fatal(Speechless())
+
+
 def test_nothing_is_fatal(cpu):
     assert not cpu.is_fatal(RuntimeError("error code is 507018"))
 

@@ -12,6 +12,7 @@ import pytest
 from daskinfer import RetryPolicy
 from daskinfer.exceptions import BatchTimeout, DeviceError, WorkerLost
 from daskinfer.policy import BatchPolicy
+from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.line import Line
 from tests.scheduler.bench import A, B, Bench, come, settle
 from tests.scheduler.virtual import on_loop
@@ -256,6 +257,16 @@ async def test_a_retry_avoids_the_worker_that_failed_while_another_is_ready():
 
 
 @on_loop
+async def test_a_retry_leaves_the_preferred_worker_that_failed():
+    bench = Bench()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    preferred = Constraint(workers=frozenset({A}), preferred_only=True)
+    bench.enqueue(line, "k", constraint=preferred, tried=frozenset({A}))
+    await settle()
+    assert bench.batches == [(B, ["k"])]
+
+
+@on_loop
 async def test_a_failed_attempt_is_tried_again_later_and_elsewhere():
     bench = Bench()
     line = bench.open(workers=(A, B), seconds=1e-3)
@@ -299,6 +310,40 @@ async def test_requests_that_are_held_back_leave_with_their_deployment():
 
 
 @on_loop
+@pytest.mark.parametrize("backoff", [0, 0.1])
+@pytest.mark.parametrize("how", ["died", "late"])
+async def test_what_runs_when_its_deployment_is_replaced_is_served_by_the_new_one(
+    how, backoff
+):
+    bench = Bench().follow()
+    old = bench.open(workers=(A, B), seconds=1e-3)
+    old.batch_timeout = 0.05
+    old.retry = RetryPolicy(backoff=backoff, max_backoff=backoff, jitter=0)
+    bench.enqueue(old, "a", "b")
+    await settle()
+    ((address, _),) = bench.batches
+    bench.dispatcher.close("m", "1")
+    new = bench.open(workers=(A, B), seconds=1e-3)
+    # What the lifecycle finds when they are parked again.
+    bench.requests = {key: (r, new) for key, (r, _) in bench.requests.items()}
+    (batch,) = bench.dispatcher.running.batches.values()
+    requests = list(batch.requests.values())
+    if how == "died":
+        bench.tasks.workers.remove(address)
+        for request in requests:
+            bench.dispatcher.unassign(request)
+            bench.dispatcher.enqueue(request, new)
+        bench.dispatcher.worker_lost(address)
+    else:
+        await come(lambda: not batch.requests)
+    for index, key in enumerate("ab", start=1):
+        await come(lambda index=index: len(bench.batches) > index)
+        assert bench.batches[index] == ({A: B, B: A}[address], [key])
+        bench.answer(index)
+    assert not new.queue.count and not new.delayed and not old.delayed
+
+
+@on_loop
 async def test_a_reservation_ends_with_the_request_it_was_for():
     bench = Bench()
     line = bench.open(seconds=1e-3, policy=BatchPolicy(max_batch_size=1))
@@ -312,6 +357,14 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     bench.answer(0)
     await settle()
     assert bench.batches[-1] == (A, ["next"])
+    assert not bench.dispatcher.chooser.reserved
+    # Also where nobody else waits.
+    (suspect,) = bench.enqueue(line, "suspect", group="g")
+    await settle()
+    assert len(bench.dispatcher.chooser.reserved) == 1
+    bench.dispatcher.discard(suspect)
+    bench.answer()
+    await settle()
     assert not bench.dispatcher.chooser.reserved
 
 

@@ -11,6 +11,7 @@ from daskinfer import BreakerPolicy, RetryPolicy
 from daskinfer.exceptions import BatchTimeout
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.breaker import BreakerState
+from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health, Suspicion
 from scheduler_plugins.line import Line
 from tests.scheduler.bench import A, B, Bench, come, settle
@@ -360,3 +361,115 @@ async def test_a_process_in_place_of_a_broken_one_is_tried_with_one_request_firs
     assert line.health.is_perfect
     bench.answer(1)
     nothing_is_left(bench)
+
+
+@on_loop
+async def test_an_isolated_request_tries_the_only_worker_that_it_may_use():
+    """Others are fit, which is of no use to it."""
+    bench = Bench().follow()
+    line = limited(bench)
+    bench.enqueue(line, "k", constraint=Constraint(workers=frozenset({A})))
+    await come(lambda: line.health.breakers)
+    bench.answer(0, keys=[])
+    await come(lambda: len(bench.batches) == 2)
+    assert bench.batches[1] == (A, ["k"])
+    bench.answer(1)
+    nothing_is_left(bench)
+
+
+@on_loop
+async def test_an_isolated_request_tries_a_worker_that_others_keep_busy():
+    bench = Bench().follow()
+    line = bench.open(seconds=1e-3)
+    line.batch_timeout, line.retry = 0.05, AT_ONCE
+    one_by_one = BatchPolicy(max_batch_size=1)
+    other = bench.open("other", seconds=1e-3, policy=one_by_one)
+    bench.enqueue(line, "k")
+    await come(lambda: line.health.breakers)
+    bench.enqueue(other, *range(3000))
+    bench.answer(0, keys=[])
+    answered = 1
+    while (A, ["k"]) not in bench.batches[1:]:
+        await come(lambda answered=answered: len(bench.runs) > answered)
+        await asyncio.sleep(0.005)
+        bench.answer(answered)
+        answered += 1
+        await settle()
+        assert answered < 2000
+    assert not bench.dispatcher.chooser.reserved
+
+
+@on_loop
+async def test_a_trial_takes_nobody_back_to_where_it_has_failed():
+    bench = Bench().follow()
+    line = limited(bench)
+    line.health.doubt(A, 0.0, "it was late")
+    bench.enqueue(line, "retry", tried=frozenset({A}))
+    await settle()
+    assert bench.batches == [(B, ["retry"])]
+    bench.enqueue(line, "new", arrived=1.0)
+    await settle()
+    assert bench.batches[1:] == [(A, ["new"])]
+
+
+@on_loop
+async def test_what_waits_behind_another_device_of_its_worker_is_not_late():
+    """A worker runs one batch after the other, whichever of its devices they need."""
+    bench = Bench(suspicion=Suspicion(factor=2.0, after=0.05)).follow()
+    on_cpu = bench.open("on-cpu", seconds=10.0, timings=[(1, 10.0)])
+    on_npu = bench.open("on-npu", seconds=1e-3, workers=())
+    bench.dispatcher.device_ready("on-npu", "1", A, "npu", [(1, 1e-3), (64, 1e-3)])
+    on_npu.batch_timeout = 0.5
+    bench.enqueue(on_cpu, "first")
+    await settle()
+    # Not before there is room behind it.
+    bench.enqueue(on_npu, "behind")
+    await come(lambda: len(bench.batches) == 2)
+    await asyncio.sleep(0.1)
+    bench.answer(0)
+    bench.answer(1)
+    assert on_npu.health.is_perfect and bench.requests["behind"][0].charges == 0
+    nothing_is_left(bench)
+    # If the first never ends, the worker is suspect for both.
+    bench.enqueue(on_cpu, "late")
+    await settle()
+    await come(lambda: on_npu.devices[A].stuck)
+    assert on_cpu.devices[A].stuck
+    bench.answer(2)
+    nothing_is_left(bench)
+    assert not on_npu.health.admits(A) and not on_cpu.health.admits(A)
+
+
+@on_loop
+async def test_what_stands_behind_a_suspect_tries_a_worker_that_is_half_open():
+    """Nobody else waits, who could try it first."""
+    bench = Bench(suspicion=SOON).follow()
+    one_by_one = BatchPolicy(max_batch_size=1)
+    line = bench.open(workers=(A,), seconds=1e-3, policy=one_by_one)
+    bench.enqueue(line, "late", "behind")
+    await settle()
+    assert bench.batches == [(A, ["late"]), (A, ["behind"])]
+    timings = [(1, 1e-3), (64, 1e-3)]
+    bench.dispatcher.device_ready("m", "1", B, "cpu", timings, "its process is new")
+    await come(lambda: len(bench.batches) == 3)
+    assert bench.batches[2] == (B, ["late"])
+    bench.answer(2)
+    await settle()
+    assert bench.batches[3:] == [(B, ["behind"])]
+    bench.answer(3)
+
+
+@on_loop
+async def test_what_stands_behind_a_suspect_goes_where_its_deployment_is_by_now():
+    bench = Bench(suspicion=SOON).follow()
+    one_by_one = BatchPolicy(max_batch_size=1)
+    old = bench.open(workers=(A,), seconds=1e-3, policy=one_by_one)
+    bench.enqueue(old, "late", "behind")
+    await settle()
+    bench.dispatcher.close("m", "1")
+    new = bench.open(workers=(A, B), seconds=1e-3, policy=one_by_one)
+    bench.requests = {key: (r, new) for key, (r, _) in bench.requests.items()}
+    for index, key in enumerate(["late", "behind"], start=2):
+        await come(lambda index=index: len(bench.batches) > index)
+        assert bench.batches[index] == (B, [key])
+        bench.answer(index)

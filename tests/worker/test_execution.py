@@ -165,10 +165,25 @@ def test_what_never_fits_fails_with_the_devices_error():
     model = Doubles(device)
     outcome = run(model, items([1, 2]), device)
     assert {type(error) for error in outcome.errors.values()} == {NoMemory}
-    assert outcome.out_of_memory == 1
+    assert outcome.out_of_memory == 0
     # The smallest passes have a second chance with the emptied cache.
     assert model.sizes == [2, 1, 1, 1, 1]
     assert outcome.broken is None
+
+
+@pytest.mark.parametrize(("fits", "learned"), [(64, 0), (5, 8)])
+def test_a_request_that_never_fits_says_nothing_of_the_sizes_that_do(fits, learned):
+    device = Device(fits)
+    model = Doubles(device)
+
+    def with_a_giant(x: np.ndarray) -> np.ndarray:
+        if (x == 40).any():
+            raise NoMemory("for the giant")
+        return model(x)
+
+    outcome = run(with_a_giant, items(list(range(64))), device)
+    assert list(outcome.errors) == ["r40"] and len(outcome.results) == 63
+    assert outcome.out_of_memory == learned
 
 
 def test_memory_that_is_lost_is_told_from_an_input_that_is_too_large():
