@@ -179,6 +179,37 @@ def annotated_timeout(annotation: object) -> float | None:
     return timeout_of("timeout", annotation.get("timeout"))
 
 
+def mistaken_option(error: BaseException, kwargs: Mapping[str, Any]) -> str | None:
+    """Say how to set an option that went to the model, which has refused it.
+
+    Parameters
+    ----------
+    error
+        What the model raised.
+    kwargs
+        The keywords that it was called with.
+
+    Returns
+    -------
+    str or None
+        None where the error is about something else.
+
+    Examples
+    --------
+    >>> error = TypeError("forward() got an unexpected keyword argument 'retries'")
+    >>> mistaken_option(error, {"retries": 2})
+    "'retries' went to the model; to set an option use model.options(retries=...)"
+    """
+    said = str(error) if isinstance(error, TypeError) else ""
+    for name in CallOptions.__dataclass_fields__:
+        if name in kwargs and "keyword" in said and f"'{name}'" in said:
+            return (
+                f"{name!r} went to the model; to set an option use "
+                f"model.options({name}=...)"
+            )
+    return None
+
+
 def check_sendable(value: object, field: str) -> None:
     """Refuse what a message cannot carry; sent, it would end the connection.
 
