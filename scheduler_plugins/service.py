@@ -242,7 +242,7 @@ class Service:
         )
 
     def _addresses(self) -> list[str]:
-        return sorted(self.plugin.registry.workers)
+        return sorted({*self.plugin.registry.workers, *self.plugin.scheduler.workers})
 
     def _version(self, deployment: Deployment, line: Line) -> VersionStatus:
         version = deployment.versions[line.version]
@@ -258,7 +258,9 @@ class Service:
 
     def _worker(self, deployment: Deployment, address: str, now: float) -> WorkerStatus:
         dispatcher = self.plugin.dispatcher
-        facts = self.plugin.registry.workers[address]
+        facts = self.plugin.registry.workers.get(address)
+        if facts is None:
+            return WorkerStatus(address, "starting", False)
         replica = deployment.versions[deployment.active].replicas.get(address)
         if replica is None:
             return WorkerStatus(
