@@ -120,6 +120,18 @@ class CallOptions:
             timeout = annotated_timeout(own(key) if callable(own) else own)
         return CallOptions.of(key=self.key, timeout=timeout, **wanted)
 
+    def names(self) -> list[str]:
+        """Those that differ from the defaults.
+
+        >>> CallOptions(priority=2, timeout="2s").names()
+        ['priority', 'timeout']
+        """
+        return [
+            name
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != getattr(NO_OPTIONS, name)
+        ]
+
 
 def resource_amounts(
     resources: Mapping[str, float] | None,
