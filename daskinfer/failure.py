@@ -54,7 +54,7 @@ _NOTE = "Raised in deployment "
 
 
 def note_origin(
-    error: BaseException, name: str, version: str, signature: str | None, worker: str
+    error: BaseException, name: str, version: str, worker: str, about: str
 ) -> None:
     """Add to an exception where it was raised, as :meth:`BaseException.add_note` does.
 
@@ -64,21 +64,19 @@ def note_origin(
         A model's own exception.
     name, version
         The deployment that raised it.
-    signature
-        What the request's inputs look like; None if they have none.
     worker
         Address of the worker.
+    about
+        Which request it was, and what its inputs look like.
 
     Examples
     --------
     >>> error = ValueError("no")
-    >>> note_origin(error, "m", "1", "n<f4(4,)", "tcp://10.0.0.1:1")
+    >>> note_origin(error, "m", "1", "tcp://10.0.0.1:1", "request 'm-7'")
     >>> error.__notes__
-    ["Raised in deployment 'm', version '1', on tcp://10.0.0.1:1; input n<f4(4,)"]
+    ["Raised in deployment 'm', version '1', on tcp://10.0.0.1:1; request 'm-7'"]
     """
-    note = f"{_NOTE}{name!r}, version {version!r}, on {worker}"
-    if signature is not None:
-        note += f"; input {signature}"
+    note = f"{_NOTE}{name!r}, version {version!r}, on {worker}; {about}"
     # A model may raise the same object again and again, or one that refuses to be
     # changed: it travels without a note then.
     with contextlib.suppress(Exception):

@@ -57,19 +57,8 @@ def duration(field: str, value: object) -> float | None:
     >>> duration("timeout", "50ms"), duration("timeout", None)
     (0.05, None)
     """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
-        raise TypeError(
-            f'{field} must be seconds or a string such as "5ms", got {value!r}'
-        )
-    try:
-        seconds = float(parse_timedelta(value))
-    except (ValueError, KeyError, IndexError):
-        raise ValueError(
-            f'{field} must be seconds or a string such as "5ms", got {value!r}'
-        ) from None
-    if not (math.isfinite(seconds) and seconds >= 0):
+    seconds = _seconds(field, value)
+    if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{field} must be finite and not negative, got {value!r}")
     return seconds
 
@@ -77,15 +66,15 @@ def duration(field: str, value: object) -> float | None:
 def timeout_of(field: str, value: object) -> float | None:
     """Read a time that must be above 0.
 
-    >>> timeout_of("timeout", 0)
+    >>> timeout_of("timeout", "-1s")
     Traceback (most recent call last):
         ...
-    ValueError: timeout must be above 0
+    ValueError: timeout must be above 0, got '-1s'
     """
-    seconds = duration(field, value)
-    if seconds == 0:
-        raise ValueError(f"{field} must be above 0")
-    return seconds
+    seconds = _seconds(field, value)
+    if seconds is not None and seconds <= 0:
+        raise ValueError(f"{field} must be above 0, got {value!r}")
+    return duration(field, value)
 
 
 def given_duration(field: str, value: object) -> float:
@@ -94,3 +83,21 @@ def given_duration(field: str, value: object) -> float:
     if seconds is None:
         raise TypeError(f"{field} must be a duration, got None")
     return seconds
+
+
+def _seconds(field: str, value: object) -> float | None:
+    """Read a time of either sign."""
+    if value is None:
+        return None
+    wanted = f'{field} must be seconds or a string such as "5ms", got {value!r}'
+    if isinstance(value, bool) or not isinstance(value, str | int | float | timedelta):
+        raise TypeError(wanted)
+    try:
+        if isinstance(value, str):
+            # Dask's parser knows no sign.
+            text = value.strip()
+            sign = -1.0 if text.startswith("-") else 1.0
+            return sign * float(parse_timedelta(text.removeprefix("-")))
+        return float(value.total_seconds() if isinstance(value, timedelta) else value)
+    except (ValueError, KeyError, IndexError, OverflowError):
+        raise ValueError(wanted) from None

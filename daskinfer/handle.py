@@ -208,9 +208,12 @@ class Model:
         An array of the same kind with all rows of the output, in order; for a
         dask array a lazy dask array.
 
-        See Also
-        --------
-        daskinfer.predict : how it is cut up and how much is in flight.
+        Notes
+        -----
+        The array is cut into pieces, of which ``daskinfer.predict.in-flight`` per
+        worker exist at a time, and no more than ``max_queue`` allows to wait. If the
+        model raises on one of them, so does this: use :meth:`map` to have bad inputs
+        fail alone.
         """
         from daskinfer.predict import predict
 
@@ -285,9 +288,7 @@ class BoundModel:
 
     def __repr__(self) -> str:
         told = ", ".join(
-            f"{name}={value!r}"
-            for name in CallOptions.__dataclass_fields__
-            if (value := getattr(self.options, name)) != getattr(NO_OPTIONS, name)
+            f"{name}={getattr(self.options, name)!r}" for name in self.options.names()
         )
         return f"{repr(self.model)[:-1]} with {told or 'no options'}>"
 
@@ -310,3 +311,18 @@ class BoundModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Model.__call__`, with the options."""
         return self.model._call(self.options, args, kwargs)
+
+    def predict(self, data: Any, **kwargs: Any) -> Any:
+        """As :meth:`Model.predict`; the options apply to each of its requests.
+
+        Raises
+        ------
+        ValueError
+            With ``key=``: one key cannot name many results; and for a dask array,
+            which is computed later: give the options to ``client.compute`` then.
+        """
+        from daskinfer.predict import predict_with
+
+        if self.options.key is not None:
+            raise ValueError("key= names one result; predict sends many requests")
+        return predict_with(self.model, self.options, data, kwargs)

@@ -120,6 +120,18 @@ class CallOptions:
             timeout = annotated_timeout(own(key) if callable(own) else own)
         return CallOptions.of(key=self.key, timeout=timeout, **wanted)
 
+    def names(self) -> list[str]:
+        """Those that differ from the defaults.
+
+        >>> CallOptions(priority=2, timeout="2s").names()
+        ['priority', 'timeout']
+        """
+        return [
+            name
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != getattr(NO_OPTIONS, name)
+        ]
+
 
 def resource_amounts(
     resources: Mapping[str, float] | None,
@@ -177,6 +189,37 @@ def annotated_timeout(annotation: object) -> float | None:
             f"the annotation daskinfer has {', '.join(unknown)}; it knows timeout only"
         )
     return timeout_of("timeout", annotation.get("timeout"))
+
+
+def mistaken_option(error: BaseException, kwargs: Mapping[str, Any]) -> str | None:
+    """Say how to set an option that went to the model, which has refused it.
+
+    Parameters
+    ----------
+    error
+        What the model raised.
+    kwargs
+        The keywords that it was called with.
+
+    Returns
+    -------
+    str or None
+        None where the error is about something else.
+
+    Examples
+    --------
+    >>> error = TypeError("forward() got an unexpected keyword argument 'retries'")
+    >>> mistaken_option(error, {"retries": 2})
+    "'retries' went to the model; to set an option use model.options(retries=...)"
+    """
+    said = str(error) if isinstance(error, TypeError) else ""
+    for name in CallOptions.__dataclass_fields__:
+        if name in kwargs and "keyword" in said and f"'{name}'" in said:
+            return (
+                f"{name!r} went to the model; to set an option use "
+                f"model.options({name}=...)"
+            )
+    return None
 
 
 def check_sendable(value: object, field: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import config, payload
 from daskinfer.client import describe_one
 from daskinfer.gather import gather_now
-from daskinfer.handle import NO_OPTIONS
+from daskinfer.options import NO_OPTIONS, CallOptions
 from daskinfer.submission import submitter
 
 if TYPE_CHECKING:
@@ -56,8 +56,25 @@ def predict(model: Model, data: Any, **kwargs: Any) -> Any:
     ValueError
         If there is no sample and the deployment stacks samples.
     Exception
-        What the model raised on a piece; the pieces not begun are cancelled.
+        What the model raised on a piece; the pieces not begun are cancelled. To have
+        the other rows answered all the same, use :meth:`Model.map`.
+
+    See Also
+    --------
+    daskinfer.Model.map : one request, and one error, for each input.
+
+    Notes
+    -----
+    No more pieces are on their way than ``max_queue`` allows to wait. The blocks of a
+    dask array are sent by Dask, which does not know of it.
     """
+    return predict_with(model, NO_OPTIONS, data, kwargs)
+
+
+def predict_with(
+    model: Model, options: CallOptions, data: Any, kwargs: dict[str, Any]
+) -> Any:
+    """As :func:`predict`; the options apply to each of its requests."""
     # Data frames have a shape too, but rows cannot be cut from them as from arrays.
     if not (hasattr(data, "shape") and hasattr(data, "dtype")):
         raise TypeError(
@@ -67,12 +84,23 @@ def predict(model: Model, data: Any, **kwargs: Any) -> Any:
         )
     client = model.client
     if hasattr(data, "__dask_graph__"):
+        if options != NO_OPTIONS:
+            # Dask drops annotations when it fuses the steps of a graph.
+            raise ValueError(
+                f"a dask array is lazy, and {', '.join(options.names())} would not "
+                "reach the requests: give them to client.compute, and a time limit to "
+                "deploy(request_timeout=...)"
+            )
         return client.sync(_predict_blocks, client, model, data, kwargs)
-    return client.sync(_predict, client, model, data, kwargs)
+    return client.sync(_predict, client, model, options, data, kwargs)
 
 
 async def _predict(
-    client: Client, model: Model, data: Any, kwargs: dict[str, Any]
+    client: Client,
+    model: Model,
+    options: CallOptions,
+    data: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     about = await describe_one(client, model.name)
     axis, workers = model.batch_dim or 0, max(about["workers_ready"], 1)
@@ -89,7 +117,9 @@ async def _predict(
         pieces: Iterator[int] = repeat(1, rows)
     else:
         pieces = _pieces(data, axis, workers, about["max_batch_size"])
-    submit = partial(submitter(client).submit, model, NO_OPTIONS)
+    # Those that run do not wait, but may come back to the queue.
+    window = min(window, about["max_queue"] or window)
+    submit = partial(submitter(client).submit, model, options)
     # The results are wanted as soon as they exist, whatever their size.
     inline = None if stacked else config.nbytes("predict.chunk-bytes")
     on_their_way: deque[Future[Any]] = deque()

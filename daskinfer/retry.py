@@ -25,7 +25,8 @@ class RetryPolicy:
     ----------
     max_attempts : int
         A request fails after so many attempts that ended by such failures while it
-        was really running; 1 never tries again.
+        was really running. With 1 it is tried again only to find out, after the loss
+        of a worker or device, which request of its batch was the cause; see Notes.
     backoff : str, float or timedelta
         Seconds (or ``"50ms"``) to wait before the first retry; doubled each time.
         After the loss of a worker nothing is waited for.

@@ -17,15 +17,18 @@ class WorkerStatus:
     address
         The worker's Dask address.
     state
-        ``"loading"``, ``"ready"``, ``"failed"`` or ``"ineligible"``.
+        ``"starting"`` until it has told its devices, then ``"loading"``, ``"ready"``,
+        ``"failed"`` or, if it may not serve the deployment, ``"ineligible"``.
     healthy
-        Whether requests are sent there now.
+        Whether requests are sent there now. One that is ready is not if it is late,
+        paused or closing, or if its breaker is not closed; printed, it is ``unfit``.
     device, device_class
         Such as ``"npu:0"`` and ``"npu/Ascend910B1"``; None before it is loaded.
     batches, rows
         Answered by this worker for this deployment.
     in_flight
-        Batches sent and not answered.
+        Batches sent and not answered, those included whose requests run elsewhere by
+        now because it is late.
     load
         Seconds until its device is expected to be free.
     latency
@@ -79,7 +82,9 @@ class LatencyPercentiles:
 class DeploymentStatus:
     """What the scheduler knows of one deployment.
 
-    Printed, it is a few lines for a reader.
+    Printed, it is a few lines for a reader. What runs is counted in requests in the
+    second line, and in batches in the table. A worker that is ready and gets no
+    requests all the same is ``unfit`` there; the last lines say why.
 
     Attributes
     ----------
@@ -88,7 +93,9 @@ class DeploymentStatus:
     versions, workers
         One entry each.
     requests, successes, failures, cancelled
-        Requests since the deployment began: all that arrived, and how they ended.
+        Requests since the deployment began: all that arrived, and how they ended. One
+        whose result was lost with its worker and is computed again counts again, and
+        so does one that ``client.retry`` repeats.
     waiting, in_flight
         Requests not sent to a worker yet, and sent but not answered.
     batches, rows, padded_rows, passes
@@ -125,9 +132,9 @@ class DeploymentStatus:
     requests: 640 (610 answered, 2 failed, 1 cancelled, 20 waiting, 7 running)
     batches:  40 (600 rows, 13.6 a pass, 8 padded)
     speed:    12.5 answers/s; latency p50 4.2 ms, p95 6.1 ms, p99 1200.0 ms
-    worker            state   device  batches  rows  running  latency
-    tcp://10.0.0.1:1  ready   npu:0        40   600        1        -
-    tcp://10.0.0.2:1  failed  -             0     0        0        -
+    worker            state   device  batches  rows  running batches  latency
+    tcp://10.0.0.1:1  ready   npu:0        40   600                1        -
+    tcp://10.0.0.2:1  failed  -             0     0                0        -
     problem with tcp://10.0.0.2:1: no disk
     """
 
@@ -167,7 +174,9 @@ class DeploymentStatus:
             *self._table(),
         ]
         lines += [
-            f"problem with {worker.address}: {worker.reason}"
+            # Being tried again is no problem.
+            f"{'about' if worker.breaker == 'half-open' else 'problem with'} "
+            f"{worker.address}: {worker.reason}"
             for worker in self.workers
             if worker.reason
         ]
@@ -176,30 +185,40 @@ class DeploymentStatus:
 
     def _versions(self) -> str:
         told = {
-            v.version: f"{v.version} ({counted(v.workers_ready, 'worker')} ready)"
+            v.version: f"{v.version} ({counted(v.workers_ready, 'worker')} ready"
+            f"{self._unfit() if v.version == self.active_version else ''})"
             for v in self.versions
         }
         active = told.pop(self.active_version, self.active_version)
         others = f"; also {', '.join(told.values())}" if told else ""
         return f"{self.name}, version {active}{others}"
 
+    def _unfit(self) -> str:
+        unfit = sum(w.state == "ready" and not w.healthy for w in self.workers)
+        return f", {unfit:,} of them unfit" if unfit else ""
+
     def _table(self) -> list[str]:
         if not self.workers:
             return ["no workers"]
-        rows = [("worker", "state", "device", "batches", "rows", "running", "latency")]
-        for w in self.workers:
-            state = "unhealthy" if w.state == "ready" and not w.healthy else w.state
-            numbers = (f"{w.batches:,}", f"{w.rows:,}", f"{w.in_flight:,}")
-            device = w.device or "-"
-            rows.append((w.address, state, device, *numbers, _milliseconds(w.latency)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(
-                cell.ljust(width) if column < 3 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        columns = {
+            "worker": [w.address for w in self.workers],
+            "state": [_state(w) for w in self.workers],
+            "breaker": [w.breaker for w in self.workers],
+            "device": [w.device or "-" for w in self.workers],
+            "batches": [f"{w.batches:,}" for w in self.workers],
+            "rows": [f"{w.rows:,}" for w in self.workers],
+            "running batches": [f"{w.in_flight:,}" for w in self.workers],
+            "latency": [_milliseconds(w.latency) for w in self.workers],
+        }
+        if all(breaker == "closed" for breaker in columns["breaker"]):
+            del columns["breaker"]
+        texts = ("worker", "state", "breaker", "device")
+        aligned = []
+        for title, cells in columns.items():
+            width = max(map(len, (title, *cells)))
+            align = str.ljust if title in texts else str.rjust
+            aligned.append([align(cell, width) for cell in (title, *cells)])
+        return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> DeploymentStatus:
@@ -226,6 +245,10 @@ class DeploymentStatus:
         message["workers"] = tuple(WorkerStatus(**w) for w in message["workers"])
         message["latency"] = LatencyPercentiles(**message["latency"])
         return cls(**message)
+
+
+def _state(worker: WorkerStatus) -> str:
+    return "unfit" if worker.state == "ready" and not worker.healthy else worker.state
 
 
 def _milliseconds(seconds: float | None) -> str:

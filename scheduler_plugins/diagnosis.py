@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from distributed.metrics import monotonic
 
 from daskinfer.exceptions import UnknownDeployment
+from daskinfer.wording import counted
 from scheduler_plugins.breaker import BreakerState
 
 if TYPE_CHECKING:
@@ -20,13 +21,15 @@ def unfitness(line: Line, address: str, now: float) -> str | None:
     """Why a worker that is ready is given no requests, or None if it is."""
     device = line.devices.get(address)
     if device is not None and device.stuck:
-        return next(iter(device.stuck.values()))
+        late = next(iter(device.stuck.values()))
+        return f"it gets nothing more until it answers: {late}"
     state, reason = line.health.state(address, now)
     if state is BreakerState.CLOSED:
         return None
+    if state is BreakerState.HALF_OPEN:
+        return f"it is tried with one request before it gets more: {reason}"
     tried = max(line.health.breakers[address].next() - now, 0)
-    again = f"; tried again in {tried:.2g} s" if state is BreakerState.OPEN else ""
-    return f"its breaker is {state.value}: {reason}{again}"
+    return f"it gets no requests: {reason}; it is tried again in {tried:.2g} s"
 
 
 class Diagnosis:
@@ -60,7 +63,11 @@ class Diagnosis:
             return None
         running = set(self._tasks.running())
         if running and not self._registry.workers:
-            return "no worker has said yet what devices it has"
+            are = "is" if len(running) == 1 else "are"
+            return (
+                f"{counted(len(running), 'worker')} {are} starting, and {are} yet to "
+                "say what devices there are"
+            )
         if problem is not None or not line.queue.count:
             return problem
         ready = [address for address in line.devices if address in running]

@@ -126,7 +126,9 @@ class Request:
             counts.arrived()
 
     def renew(self, now: float) -> None:
-        """Begin anew: the result was lost, or the user retries it."""
+        """Begin anew, as another request: the result was lost, or the user retries."""
+        if self.counts is not None:
+            self.counts.arrived()
         self.ended, self.order, self.arrived = False, None, now
         self.attempts = self.misses = 0
         self.charges = self.solo = self.bystander = 0

@@ -249,7 +249,9 @@ def _told(
 ) -> str:
     times = counted(request.charges, "time")
     if kind is WorkerLost:
-        alone = "" if request.charges == request.solo else f", {request.solo} alone"
+        alone = f", {request.solo} of them while it ran nothing else"
+        if request.charges == request.solo:
+            alone = ""
         return (
             f"the worker that ran {request.key!r} of {line.name!r} died {times}"
             f"{alone}; the last was {address}. Its input may end the process (a crash "

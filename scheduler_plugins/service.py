@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import monotonic
+from distributed.protocol.pickle import dumps
 
-from daskinfer import protocol
+from daskinfer import config, protocol
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
 from daskinfer.policy import BatchPolicy
@@ -24,6 +27,9 @@ from scheduler_plugins.statistics import Statistics
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
     from scheduler_plugins.line import Line
+
+
+logger = logging.getLogger("distributed.inference.service")
 
 
 class Service:
@@ -112,6 +118,7 @@ class Service:
     ) -> dict[str, Any]:
         """Wait until every worker has tried to load a version."""
         deadline = monotonic() + timeout
+        warn_at = monotonic() + (config.seconds("no-worker-warning") or 0.0)
         while True:
             try:
                 found = self.plugin.registry.version(name, version)
@@ -120,9 +127,14 @@ class Service:
             settled = found.settled() or self.plugin.registry.lacks_device(name)
             if settled and self._everybody_came():
                 return self._outcome(found)
+            until = min(deadline, warn_at)
             try:
-                await asyncio.wait_for(self._change.wait(), deadline - monotonic())
+                await asyncio.wait_for(self._change.wait(), until - monotonic())
             except (asyncio.TimeoutError, TimeoutError):
+                if until < deadline:
+                    self._warn_of_no_worker(found)
+                    warn_at = math.inf
+                    continue
                 problem = self.plugin.registry.problem(name, version)
                 loading = [
                     r.address
@@ -136,6 +148,15 @@ class Service:
                     "message": f"{name!r} was not ready within {timeout:g} s: "
                     f"{problem}",
                 }
+
+    def _warn_of_no_worker(self, version: Version) -> None:
+        """Tell who deploys that nobody is there to load it, or will be soon."""
+        if version.replicas or not self._everybody_came():
+            return
+        problem = self.plugin.registry.problem(version.name, version.version)
+        message = f"{version.name!r} is waiting to be loaded: {problem}"
+        logger.warning(message)
+        self.plugin.scheduler.log_event("warn", {"message": dumps(message)})
 
     def _everybody_came(self) -> bool:
         come = self.plugin.registry.workers.keys()
@@ -185,6 +206,7 @@ class Service:
                 "active": deployment.active,
                 "batch_dim": deployment.policy.batch_dim,
                 "max_batch_size": deployment.policy.max_batch_size,
+                "max_queue": deployment.max_queue,
                 "workers_ready": len(deployment.versions[deployment.active].ready()),
             }
             for deployment in self.plugin.registry
@@ -242,7 +264,7 @@ class Service:
         )
 
     def _addresses(self) -> list[str]:
-        return sorted(self.plugin.registry.workers)
+        return sorted({*self.plugin.registry.workers, *self.plugin.scheduler.workers})
 
     def _version(self, deployment: Deployment, line: Line) -> VersionStatus:
         version = deployment.versions[line.version]
@@ -258,7 +280,9 @@ class Service:
 
     def _worker(self, deployment: Deployment, address: str, now: float) -> WorkerStatus:
         dispatcher = self.plugin.dispatcher
-        facts = self.plugin.registry.workers[address]
+        facts = self.plugin.registry.workers.get(address)
+        if facts is None:
+            return WorkerStatus(address, "starting", False)
         replica = deployment.versions[deployment.active].replicas.get(address)
         if replica is None:
             return WorkerStatus(

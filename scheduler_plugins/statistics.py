@@ -32,8 +32,8 @@ class Statistics:
     """Counters of one deployment.
 
     Every request is counted once on arrival, and once when it ends: as a success,
-    a failure or cancelled. A result that is lost with its worker and computed
-    again counts again as a success, not as a request.
+    a failure or cancelled. One whose result is lost with its worker and computed
+    again, or that the user retries, counts again as a request.
 
     Examples
     --------

@@ -231,10 +231,15 @@ class Supervision:
         elif batch.batch_id not in batch.device.stuck:
             reason = (
                 f"it has not answered batch {batch.batch_id} of {batch.line.name!r} "
-                f"for {now - started:.3g} s, which was to take "
-                f"{self._predicted(batch):.3g} s"
+                f"for {now - started:.3g} s, where {self._predicted(batch):.3g} s were "
+                "expected"
             )
-            logger.warning("%s is suspect: %s", batch.device.name, reason)
+            logger.warning(
+                "%s is suspect: %s. It gets nothing more until it answers; what it has "
+                "is run on other workers, if there are any",
+                batch.device.name,
+                reason,
+            )
             self._note_stuck(batch, reason)
         if again < math.inf:
             self.watched.set(batch.batch_id, again)
@@ -264,7 +269,7 @@ class Supervision:
         logger.info("%s answers again", device.name)
         for line in self._lines:
             if device.name in line.devices:
-                line.health.doubt(device.name, now, "it was late, and is tried first")
+                line.health.doubt(device.name, now, "it was late")
 
     def _move(self, device: DeviceLoad, running: Collection[str]) -> None:
         """Have requests of a stuck device run elsewhere.

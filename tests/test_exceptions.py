@@ -89,10 +89,10 @@ def test_the_note_on_an_exception_is_there_once():
     error = ValueError("the same object, raised for ever")
     error.__notes__ = ["the model's own"]
     for worker in ("tcp://a:1", "tcp://b:1"):
-        note_origin(error, "m", "1", None, worker)
+        note_origin(error, "m", "1", worker, "request 'k'")
     assert error.__notes__ == [
         "the model's own",
-        "Raised in deployment 'm', version '1', on tcp://b:1",
+        "Raised in deployment 'm', version '1', on tcp://b:1; request 'k'",
     ]
 
 
@@ -103,5 +103,5 @@ class Stubborn(Exception):
 
 def test_an_exception_that_refuses_a_note_travels_without():
     error = Stubborn("no")
-    note_origin(error, "m", "1", None, "tcp://a:1")
+    note_origin(error, "m", "1", "tcp://a:1", "request 'k'")
     assert not hasattr(error, "__notes__")

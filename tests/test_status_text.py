@@ -42,14 +42,31 @@ def test_before_anything_has_happened() -> None:
 
 
 def test_columns_are_as_wide_as_their_widest_entry() -> None:
-    paused = WorkerStatus("tcp://10.0.0.1:41234", "ready", False, "cpu", "cpu/1", 3, 5)
+    paused = WorkerStatus("tcp://10.0.0.1:1", "ready", False, "cpu", "cpu/1", 3, 5)
     busy = WorkerStatus(
         "inproc://1", "ready", True, "npu:0", "npu", 12_000, 96_000, 2, 0.1, 0.0123
     )
     assert str(status(workers=(paused, busy))).splitlines()[4:] == [
-        "worker                state      device  batches    rows  running  latency",
-        "tcp://10.0.0.1:41234  unhealthy  cpu           3       5        0        -",
-        "inproc://1            ready      npu:0    12,000  96,000        2  12.3 ms",
+        "worker            state  device  batches    rows  running batches  latency",
+        "tcp://10.0.0.1:1  unfit  cpu           3       5                0        -",
+        "inproc://1        ready  npu:0    12,000  96,000                2  12.3 ms",
+    ]
+
+
+def test_workers_that_are_ready_and_get_nothing_are_told_in_the_first_line() -> None:
+    version = VersionStatus("1", "abc", True, 3)
+    fit = WorkerStatus("a", "ready", True, "cpu")
+    late = WorkerStatus("b", "ready", False, "cpu", reason="late", breaker="open")
+    tried = WorkerStatus("c", "ready", False, "cpu", reason="new", breaker="half-open")
+    lines = str(status(versions=(version,), workers=(fit, late, tried))).splitlines()
+    assert lines[0] == "net, version 1 (3 workers ready, 2 of them unfit)"
+    assert [" ".join(line.split()) for line in lines[4:]] == [
+        "worker state breaker device batches rows running batches latency",
+        "a ready closed cpu 0 0 0 -",
+        "b unfit open cpu 0 0 0 -",
+        "c unfit half-open cpu 0 0 0 -",
+        "problem with b: late",
+        "about c: new",
     ]
 
 

@@ -11,6 +11,8 @@ result is what the model would have answered to that request alone.
     :func:`collate`: many requests into one; :func:`slice_rows`: a part of a large one
 ``split``
     :func:`split`: one output into one per request; :func:`join_outputs`: its inverse
+``outline``
+    :func:`outline`: what a request's inputs look like, in a line for readers
 ``convert``
     between arrays and tensors, for a module that is given arrays
 
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 from daskinfer.payload.collate import collate, slice_rows
 from daskinfer.payload.convert import to_numpy, to_tensors
+from daskinfer.payload.outline import outline
 from daskinfer.payload.signature import Measure, measure
 from daskinfer.payload.split import AmbiguousOutput, join_outputs, split
 from daskinfer.payload.tree import copy_arrays, map_arrays
@@ -47,6 +50,7 @@ __all__ = [
     "join_outputs",
     "map_arrays",
     "measure",
+    "outline",
     "slice_rows",
     "split",
     "to_numpy",

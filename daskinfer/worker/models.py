@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import payload
 from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
+from daskinfer.options import mistaken_option
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.footprint import Footprint
@@ -192,14 +195,17 @@ class ResidentModel:
     def _explain_errors(self, items: list[Item], outcome: Outcome) -> None:
         worker = current_worker()
         address = worker.address if worker is not None else "this process"
+        sharing = Counter(map(id, outcome.errors.values()))
         for item in items:
             error = outcome.errors.get(item.key)
             if error is None:
                 continue
             if self.device.is_out_of_memory(error):
                 outcome.errors[item.key] = self._no_memory(item, error, address)
-            else:
-                note_origin(error, self.name, self.version, item.signature, address)
+                continue
+            many = sharing[id(error)]
+            about = f"{many:,} requests" if many > 1 else _described(item, error)
+            note_origin(error, self.name, self.version, address, about)
 
     def _no_memory(
         self, item: Item, error: BaseException, address: str
@@ -251,6 +257,18 @@ class ResidentModel:
 
 def _mover(tensor_type: type, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda array: move(array) if isinstance(array, tensor_type) else array
+
+
+def _described(item: Item, error: BaseException) -> str:
+    """Which request it was, what it brought, and what may have been meant."""
+    told = f"request {item.key!r}"
+    # Inputs and exceptions may have code of their own, which fails.
+    with contextlib.suppress(Exception):
+        if inputs := payload.outline(*item.call):
+            told += f"; input: {inputs}"
+        if hint := mistaken_option(error, item.call[1]):
+            told += f"\n{hint}"
+    return told
 
 
 def _is_hollow(call: Call) -> bool:

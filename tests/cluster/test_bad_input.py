@@ -66,6 +66,10 @@ async def test_missing_and_unknown_arguments(
         await model.submit()
     with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
         await model.submit(X, temperature=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'retries'") as no:
+        await model.submit(X, retries=2)
+    (note,) = no.value.__notes__
+    assert "to set an option use model.options(retries=...)" in note
     assert (await model.submit(X)).shape == (2, 3)
 
 
@@ -364,7 +368,7 @@ async def test_the_models_exception_says_where_it_was_raised(
         (note,) = error.__notes__
         assert note == (
             f"Raised in deployment 'refuse', version '1', on {worker.address}; "
-            "input n<f4(4,)"
+            f"request {future.key!r}; input: ndarray float32 {X.shape}"
         )
         traceback = await future.traceback()
         frames = []
@@ -372,3 +376,33 @@ async def test_the_models_exception_says_where_it_was_raised(
             frames.append(traceback.tb_frame.f_code.co_name)
             traceback = traceback.tb_next
         assert frames[-1] == "refuse"
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_an_option_that_the_model_takes_is_none_of_ours(
+    client: Client, scheduler: Any, worker: Worker
+) -> None:
+    def refuse(x: np.ndarray, timeout: float) -> np.ndarray:
+        raise TypeError(f"a timeout of {timeout} is of no use")
+
+    model = await daskinfer.deploy(client, refuse)
+    error = await model.submit(X, timeout=3).exception()
+    (note,) = error.__notes__
+    assert note.endswith("; input: ndarray float32 (2, 4), timeout=3")
+
+
+@gen_cluster(client=True, nthreads=[("", 1)])
+async def test_an_exception_of_several_requests_names_none_of_them(
+    client: Client, scheduler: Any, worker: Worker
+) -> None:
+    model = await daskinfer.deploy(
+        client,
+        lambda x: x[:1],
+        name="m",
+        batching=BatchPolicy(min_batch_size=3, max_wait="30s"),
+    )
+    futures = model.map([X[:1]] * 3)
+    notes = {(await future.exception()).__notes__[0] for future in futures}
+    assert notes == {
+        f"Raised in deployment 'm', version '1', on {worker.address}; 3 requests"
+    }

@@ -201,7 +201,7 @@ async def test_annotations_complete_options_of_the_fast_path(c, s, a):
 @pytest.mark.parametrize(
     ("annotation", "error", "said"),
     [
-        ({"timeout": "-1s"}, ValueError, "timeout must be seconds"),
+        ({"timeout": "-1s"}, ValueError, "timeout must be above 0"),
         ({"timeout": 0}, ValueError, "timeout must be above 0"),
         ({"time": 1}, ValueError, "has time; it knows timeout only"),
         ("2s", TypeError, "must be a dict"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client, Worker
-from distributed.utils_test import gen_cluster, inc
+from distributed.utils_test import captured_logger, gen_cluster, inc
 
 import daskinfer
 from daskinfer import (
@@ -159,6 +159,19 @@ async def test_deploy_waits_for_the_first_worker(
     async with Worker(scheduler.address):
         model = await waiting
         np.testing.assert_allclose(await model.submit(X), expected(), rtol=1e-6)
+
+
+@gen_cluster(client=True, nthreads=[], config={"daskinfer.no-worker-warning": "1ms"})
+async def test_deploy_warns_once_that_there_is_no_worker(
+    client: Client, scheduler: Any
+) -> None:
+    with captured_logger("distributed.inference.service") as log:
+        waiting = asyncio.ensure_future(daskinfer.deploy(client, linear(), name="m"))
+        await until(lambda: bool(log.getvalue()))
+        async with Worker(scheduler.address):
+            await waiting
+    said = "'m' is waiting to be loaded: the cluster has no worker"
+    assert log.getvalue().count(said) == 1
 
 
 @gen_cluster(client=True, nthreads=[("", 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import dask.array as da
 import numpy as np
@@ -205,3 +206,41 @@ async def test_dask_array_that_cannot_be(
     pairs = await daskinfer.deploy(client, lambda x: (x, x), name="pairs")
     with pytest.raises(TypeError, match="returns tuple, not one array"):
         await pairs.predict(x)
+
+
+@pytest.mark.parametrize("batch_dim", [0, None])
+@gen_cluster(client=True, config=SMALL_PIECES)
+async def test_no_more_is_sent_than_may_wait(
+    client: Client, scheduler: Any, a: Any, b: Any, batch_dim: int | None
+) -> None:
+    model = await daskinfer.deploy(
+        client, Probe(), batching=BatchPolicy(batch_dim=batch_dim), max_queue=1
+    )
+    assert_same(await model.predict(array(50)), array(50) * 2)
+    assert (await model.status()).failures == 0
+
+
+@gen_cluster(client=True, config=SMALL_PIECES)
+async def test_options_apply_to_every_piece(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    model = await daskinfer.deploy(client, Probe(), warmup=array(1))
+    bound = model.options(workers=[b.address], priority=1, timeout="30s")
+    timeouts = set()
+    arrived = scheduler.plugins["daskinfer"].lifecycle.arrived
+
+    def note(request: Any) -> None:
+        timeouts.add(request.timeout)
+        arrived(request)
+
+    x = array(100)
+    with mock.patch.object(scheduler.plugins["daskinfer"].lifecycle, "arrived", note):
+        answer = await bound.predict(x)
+    assert_same(answer, x * 2)
+    assert timeouts == {30.0}
+    rows = {worker.address: worker.rows for worker in (await model.status()).workers}
+    assert rows[a.address] == 0 and rows[b.address] >= 100
+    with pytest.raises(ValueError, match="key= names one result"):
+        model.options(key="k").predict(x)
+    with pytest.raises(ValueError, match="workers, timeout would not reach"):
+        model.options(workers=[b.address], timeout=1).predict(da.from_array(x))

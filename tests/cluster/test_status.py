@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import BatchPolicy
+from daskinfer.worker.loading import Loader
 from tests.cluster.helpers import Local, Probe, until
 
 
@@ -238,3 +240,27 @@ async def test_two_deployments_count_apart(
     of_one, of_two = await one.status(), await two.status()
     assert (of_one.successes, of_one.rows) == (3, 3)
     assert (of_two.successes, of_two.rows) == (5, 10)
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 2)
+async def test_workers_that_have_not_said_what_they_have_are_starting(
+    client: Client, scheduler: Any, a: Any, b: Any
+) -> None:
+    said = asyncio.Event()
+    detect = Loader.detect
+
+    async def hold_back(loader: Loader) -> Any:
+        await said.wait()
+        return await detect(loader)
+
+    with mock.patch.object(Loader, "detect", hold_back):
+        model = await daskinfer.deploy(client, lambda x: x, name="f", wait=False)
+        status = await model.status()
+        assert [worker.state for worker in status.workers] == ["starting"] * 2
+        assert status.problem is not None
+        assert status.problem.startswith("2 workers are starting")
+        said.set()
+        await model.submit(np.ones((1, 2)))
+    status = await model.status()
+    assert status.problem is None
+    assert "ready" in {worker.state for worker in status.workers}
