@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import config as _config  # registers the defaults with Dask
 from daskinfer import transport as _transport
 from daskinfer.breaker import BreakerPolicy
+from daskinfer.canary import AbortPolicy
 from daskinfer.client import deployments, get, info
 from daskinfer.deployment import deploy
 from daskinfer.exceptions import (
@@ -22,12 +23,19 @@ from daskinfer.exceptions import (
     DeployTimeout,
     DeviceError,
     InferenceError,
+    NoPreviousVersion,
     NoReadyWorker,
+    NoUpdate,
     OutOfDeviceMemory,
     OutputMismatch,
     Overloaded,
     SchedulerLost,
     UnknownDeployment,
+    UpdateAborted,
+    UpdateFailed,
+    UpdateInProgress,
+    VersionExists,
+    VersionNotReady,
     WorkerLost,
 )
 from daskinfer.gather import gather
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbortPolicy",
     "BatchPolicy",
     "BatchTimeout",
     "BreakerPolicy",
@@ -54,7 +63,9 @@ __all__ = [
     "InferenceError",
     "LocalCluster",
     "Model",
+    "NoPreviousVersion",
     "NoReadyWorker",
+    "NoUpdate",
     "OutOfDeviceMemory",
     "OutputMismatch",
     "Overloaded",
@@ -62,6 +73,11 @@ __all__ = [
     "RetryPolicy",
     "SchedulerLost",
     "UnknownDeployment",
+    "UpdateAborted",
+    "UpdateFailed",
+    "UpdateInProgress",
+    "VersionExists",
+    "VersionNotReady",
     "WorkerLost",
     "deploy",
     "deployments",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from distributed import Client, Future, default_client
 from distributed.worker import get_client, get_worker
 
+from daskinfer import config
 from daskinfer.exceptions import UnknownDeployment
+from daskinfer.fields import given_duration
 from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
 from daskinfer.loss import is_lost, scheduler_lost
@@ -15,6 +18,8 @@ from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+logger = logging.getLogger("distributed.inference.client")
 
 
 def client_of(name: str, own: Client | None) -> Client:
@@ -140,18 +145,27 @@ async def _status(client: Client, name: str) -> DeploymentStatus:
     return DeploymentStatus.from_message(answer["deployment"])
 
 
-def undeploy(model: Model) -> None:
+def undeploy(model: Model, wait_timeout: str | float | None) -> None:
     """Remove a deployment, as :meth:`Model.undeploy` documents."""
     client = model.client
-    client_call = client.sync(_undeploy, client, model.name)
-    return cast(None, client_call)
+    if wait_timeout is None:
+        wait_timeout = config.seconds("undeploy.wait-timeout")
+    timeout = given_duration("wait_timeout", wait_timeout)
+    return cast(None, client.sync(_undeploy, client, model.name, timeout))
 
 
-async def _undeploy(client: Client, name: str) -> None:
+async def _undeploy(client: Client, name: str, timeout: float) -> None:
     await install(client)
-    answer = await calls(client).daskinfer_undeploy(name=name)
+    answer = await calls(client).daskinfer_undeploy(name=name, timeout=timeout)
     if answer["status"] == "unknown":
         raise UnknownDeployment(answer["message"])
+    if timeout and answer["unfreed"]:
+        logger.warning(
+            "%r is undeployed, but %s had not freed its memory after %g s",
+            name,
+            ", ".join(answer["unfreed"]),
+            timeout,
+        )
 
 
 def info(future: Future[Any]) -> RequestInfo:

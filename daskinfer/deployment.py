@@ -137,18 +137,13 @@ def deploy(
             f"deploy takes a connected distributed.Client first, as in "
             f"deploy(client, net), not {type(client).__name__}"
         )
-    if sum(given is not None for given in (model, factory, path)) != 1:
-        raise TypeError("deploy one of: a model, factory=, path=")
     if device not in _DEVICES:
         raise ValueError(f"device must be one of {_DEVICES}, not {device!r}")
-    if factory_kwargs is not None and factory is None:
-        raise TypeError("factory_kwargs needs factory=")
     for field, label in (("name", name), ("version", version)):
         if label is not None and not (isinstance(label, str) and label):
             raise ValueError(f"{field} must be a text that is not empty, not {label!r}")
         check_sendable(label, field)
-    if batching is not None and not isinstance(batching, BatchPolicy):
-        raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
+    check_policy(batching)
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
     if breaker is not None and not isinstance(breaker, BreakerPolicy):
@@ -160,33 +155,20 @@ def deploy(
     if max_queue is None:
         max_queue = dask.config.get("daskinfer.max-queue")
     amounts = resource_amounts(resources)
-    if isinstance(model, Model):
-        raise TypeError(f"{model!r} is a handle, deployed already")
-    from daskinfer.artifact import Artifact
-
-    if factory is not None:
-        artifact = Artifact.from_factory(factory, factory_kwargs)
-    elif path is not None:
-        artifact = Artifact.from_path(path)
-    else:
-        artifact = Artifact.from_object(model)
-    timeout = parse_timedelta(
-        dask.config.get("daskinfer.deploy.wait-timeout")
-        if wait_timeout is None
-        else wait_timeout
-    )
+    artifact = artifact_of(model, factory, factory_kwargs, path)
+    timeout = deploy_timeout(wait_timeout)
     handle = client.sync(
         _deploy,
         client,
         artifact,
         name or _name_of(model, factory, path),
         version,
-        batching or _policy_for(artifact),
+        batching or configured_policy(artifact),
         {
             "device": device,
             "resources": None if amounts is None else dict(amounts),
             "placement": _placement_path(placement),
-            "warmup": _warmup_payload(warmup),
+            "warmup": warmup_payload(warmup),
             "retry": (retry or RetryPolicy()).to_message(),
             "request_timeout": timeout_of("request_timeout", request_timeout),
             "batch_timeout": timeout_of("batch_timeout", batch_timeout),
@@ -240,7 +222,48 @@ async def _wait_ready(client: Client, name: str, version: str, timeout: float) -
     raise error
 
 
-def _policy_for(artifact: Artifact) -> BatchPolicy:
+def artifact_of(
+    model: Callable[..., Any] | None,
+    factory: str | None,
+    factory_kwargs: Mapping[str, Any] | None,
+    path: str | None,
+) -> Artifact:
+    """Make parts of the one of them that is given.
+
+    Raises
+    ------
+    TypeError
+        If none is, or several are.
+    """
+    from daskinfer.artifact import Artifact
+
+    if sum(given is not None for given in (model, factory, path)) != 1:
+        raise TypeError("deploy one of: a model, factory=, path=")
+    if factory_kwargs is not None and factory is None:
+        raise TypeError("factory_kwargs needs factory=")
+    if isinstance(model, Model):
+        raise TypeError(f"{model!r} is a handle, deployed already")
+    if factory is not None:
+        return Artifact.from_factory(factory, factory_kwargs)
+    if path is not None:
+        return Artifact.from_path(path)
+    return Artifact.from_object(model)
+
+
+def deploy_timeout(given: str | float | None) -> float:
+    """Seconds to wait until a version is ready; None takes the config."""
+    if given is None:
+        given = dask.config.get("daskinfer.deploy.wait-timeout")
+    return float(parse_timedelta(given))
+
+
+def check_policy(batching: BatchPolicy | None) -> None:
+    """Refuse what is no policy."""
+    if batching is not None and not isinstance(batching, BatchPolicy):
+        raise TypeError(f"batching must be a BatchPolicy, not {batching!r}")
+
+
+def configured_policy(artifact: Artifact) -> BatchPolicy:
     """The configured policy, within what the model itself can take."""
     configured = dask.config.get("daskinfer.batching")
     policy = BatchPolicy(**{key.replace("-", "_"): v for key, v in configured.items()})
@@ -276,7 +299,8 @@ def _placement_path(placement: str | type | None) -> str:
     return placement
 
 
-def _warmup_payload(example: Any) -> protocol.Payload | None:
+def warmup_payload(example: Any) -> protocol.Payload | None:
+    """Pickle an example that was given as ``warmup=``."""
     if example is None:
         return None
     args = example if isinstance(example, tuple) else (example,)

@@ -53,6 +53,37 @@ class DeployTimeout(InferenceError, TimeoutError):
         __new__ = TimeoutError.__new__
 
 
+class UpdateFailed(InferenceError):
+    """Too few workers could load a new version; the one before it stays active.
+
+    The message tells the workers' reasons; the cause is what the first of them raised.
+    """
+
+
+class UpdateAborted(UpdateFailed):
+    """An update was given up, by a user or by its ``auto_abort``."""
+
+
+class UpdateInProgress(InferenceError):
+    """A deployment is being updated already; one update at a time."""
+
+
+class VersionExists(DeploymentExists):
+    """A deployment has, or had, another version of this label."""
+
+
+class VersionNotReady(InferenceError):
+    """A version cannot take requests yet: too few workers have loaded it."""
+
+
+class NoUpdate(InferenceError, LookupError):
+    """There is no update under way that could be promoted or given up."""
+
+
+class NoPreviousVersion(InferenceError, LookupError):
+    """There is no version before the active one that is still loaded."""
+
+
 class OutputMismatch(InferenceError, ValueError):
     """A model's output cannot be divided among the requests of its batch.
 

@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Iterable
 from datetime import timedelta
+from numbers import Real
 
 from dask.utils import parse_timedelta
 
@@ -41,6 +42,21 @@ def sizes(field: str, values: object) -> tuple[int, ...] | None:
     found = tuple(sorted({size(field, value) for value in values}))
     if not found:
         raise ValueError(f"{field} must not be empty; leave it out to allow any size")
+    return found
+
+
+def number_within(field: str, value: object, low: float, high: float) -> float:
+    """Read a number between two others, which are allowed.
+
+    >>> number_within("share", 1, 0, 1)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{field} must be a number, got {value!r}")
+    found = float(value)
+    if not low <= found <= high:
+        span = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise ValueError(f"{field} must be {span}, got {value!r}")
     return found
 
 

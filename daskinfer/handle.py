@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.options import NO_OPTIONS, CallOptions
+from daskinfer.versions import Versioned
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_OPTIONS", "BoundModel", "CallOptions", "Model"]
 
 
-class Model:
+class Model(Versioned):
     """A handle to a deployed model.
 
     Made by :func:`daskinfer.deploy` and :func:`daskinfer.get`. It holds a name, no
@@ -58,7 +59,7 @@ class Model:
     True
     """
 
-    __slots__ = ("__name__", "__weakref__", "_client", "batch_dim", "name", "version")
+    __slots__ = ("__name__", "__weakref__", "batch_dim", "name", "version")
 
     def __init__(
         self,
@@ -94,13 +95,6 @@ class Model:
     def __repr__(self) -> str:
         version = "" if self.version is None else f" version {self.version!r}"
         return f"<Model {self.name!r}{version}>"
-
-    @property
-    def client(self) -> Client:
-        """The Dask client this handle speaks through."""
-        from daskinfer.client import client_of
-
-        return client_of(self.name, self._client)
 
     def __call__(self, *args: Any, computing_meta: bool = False, **kwargs: Any) -> Any:
         """Run the model on one input and wait for the result.
@@ -231,11 +225,21 @@ class Model:
 
         return status(self)
 
-    def undeploy(self) -> None:
-        """Remove the deployment; what still waits for it fails by name."""
+    def undeploy(self, *, wait_timeout: str | float | None = None) -> None:
+        """Remove the deployment; what still waits for it fails by name.
+
+        Batches that run are answered. Returns when the workers have freed the memory
+        of device and host that it took.
+
+        Parameters
+        ----------
+        wait_timeout
+            How long to wait for them at most, such as ``"5m"``; None takes the config.
+            Workers that take longer are named in the log, and go on; 0 waits for none.
+        """
         from daskinfer.client import undeploy
 
-        return undeploy(self)
+        return undeploy(self, wait_timeout)
 
     def _call(
         self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -35,6 +35,7 @@ RUN = "daskinfer-run"
 DROP = "daskinfer-drop"
 LOAD = "daskinfer-load"
 UNLOAD = "daskinfer-unload"
+ACTIVATE = "daskinfer-activate"
 REPLACE = "daskinfer-replace"
 
 #: Streams: scheduler to client.
@@ -42,13 +43,17 @@ ANSWERS = "daskinfer-answers"
 
 #: Streams: worker to scheduler.
 HELLO = "daskinfer-hello"
+WARMING = "daskinfer-warming"
 LOADED = "daskinfer-loaded"
+UNLOADED = "daskinfer-unloaded"
 DONE = "daskinfer-done"
 
 #: Calls (request and answer) to the scheduler.
 DEPLOY = "daskinfer_deploy"
 WAIT_READY = "daskinfer_wait_ready"
 UNDEPLOY = "daskinfer_undeploy"
+UPDATE = "daskinfer_update"
+CHANGE = "daskinfer_change"
 DESCRIBE = "daskinfer_describe"
 STATUS = "daskinfer_status"
 INFO = "daskinfer_info"
@@ -120,12 +125,16 @@ class DropMessage(TypedDict):
 
 
 class LoadMessage(TypedDict):
-    """Load this version, warm it, and say so; ``load`` tells loads apart."""
+    """Load this version, warm it, and say so; ``load`` tells loads apart.
+
+    ``active`` is the version of the deployment that answers now.
+    """
 
     op: str
     name: str
     version: str
     load: int
+    active: str
     digest: str
     device: str
     resources: dict[str, float] | None
@@ -134,12 +143,43 @@ class LoadMessage(TypedDict):
 
 
 class UnloadMessage(TypedDict):
-    """Forget this version."""
+    """Forget this version, and say when its memory is free.
+
+    ``unload`` tells such messages apart.
+    """
+
+    op: str
+    name: str
+    version: str
+    unload: int
+    stimulus_id: str
+
+
+class ActivateMessage(TypedDict):
+    """Another version answers from now on; batches before it are not concerned."""
 
     op: str
     name: str
     version: str
     stimulus_id: str
+
+
+class WarmingMessage(TypedDict):
+    """A model is built, and is run in now."""
+
+    op: str
+    name: str
+    version: str
+    load: int
+
+
+class UnloadedMessage(TypedDict):
+    """What a version took is free."""
+
+    op: str
+    name: str
+    version: str
+    unload: int
 
 
 class ReplaceMessage(TypedDict):

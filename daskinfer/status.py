@@ -55,20 +55,6 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionStatus:
-    """One version of a deployment."""
-
-    version: str
-    digest: str
-    active: bool
-    workers_ready: int
-    #: Learned ``(rows, seconds, measurements)`` per device class.
-    latency: dict[str, tuple[tuple[int, float, int], ...]] = field(default_factory=dict)
-    #: The batch size with the best learned throughput, per device class.
-    best_batch_size: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class LatencyPercentiles:
     """Seconds from arrival at the scheduler to the answer, of recent requests."""
 
@@ -76,6 +62,50 @@ class LatencyPercentiles:
     p95: float | None = None
     p99: float | None = None
     mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """One version of a deployment.
+
+    Attributes
+    ----------
+    version, digest
+        Its label, and what tells its content from any other.
+    active
+        Whether it answers, canaries aside.
+    workers_ready
+        How many workers can answer with it.
+    latency
+        Learned ``(rows, seconds, measurements)`` per device class.
+    best_batch_size
+        The batch size with the best learned throughput, per device class.
+    stage
+        ``"registered"`` before any worker has begun; ``"loading"``, ``"warming"`` or
+        ``"ready"``, as far as the last of them is; ``"canary"``, ``"active"``,
+        ``"draining"`` while its last batches run, ``"previous"`` after that.
+    share
+        The part of the requests that it answers as a canary.
+    requests, failures
+        How many ended there, and how many of them with an error.
+    response
+        Seconds from a request's arrival to its answer.
+    problems
+        Why workers are not ready for it, by address.
+    """
+
+    version: str
+    digest: str
+    active: bool
+    workers_ready: int
+    latency: dict[str, tuple[tuple[int, float, int], ...]] = field(default_factory=dict)
+    best_batch_size: dict[str, int] = field(default_factory=dict)
+    stage: str = "registered"
+    share: float = 0.0
+    requests: int = 0
+    failures: int = 0
+    response: LatencyPercentiles = LatencyPercentiles()
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +139,8 @@ class DeploymentStatus:
         Percentiles over the last few thousand requests.
     problem
         Why waiting requests are not served, where that is so.
+    last_update
+        How the last update ended, in words; None before, and while one is under way.
 
     Examples
     --------
@@ -156,6 +188,20 @@ class DeploymentStatus:
     throughput: float
     latency: LatencyPercentiles
     problem: str | None = None
+    last_update: str | None = None
+
+    def version(self, label: str) -> VersionStatus:
+        """One version by its label.
+
+        Raises
+        ------
+        KeyError
+            If it is not there.
+        """
+        for found in self.versions:
+            if found.version == label:
+                return found
+        raise KeyError(f"{self.name!r} has no version {label!r}")
 
     def __str__(self) -> str:
         rows = counted(self.rows, "row")
@@ -181,6 +227,7 @@ class DeploymentStatus:
             if worker.reason
         ]
         lines += [f"problem: {self.problem}"] * bool(self.problem)
+        lines += [f"last update: {self.last_update}"] * bool(self.last_update)
         return "\n".join(lines)
 
     def _versions(self) -> str:
@@ -238,6 +285,7 @@ class DeploymentStatus:
                         device_class: tuple((r, s, n) for r, s, n in table)
                         for device_class, table in version["latency"].items()
                     },
+                    "response": LatencyPercentiles(**version["response"]),
                 }
             )
             for version in message["versions"]
@@ -263,6 +311,8 @@ class RequestInfo:
     ----------
     name, version
         The deployment and version that made it.
+    digest
+        What tells that version's content from any other.
     worker, device
         Where.
     batch_size
@@ -277,6 +327,7 @@ class RequestInfo:
 
     name: str
     version: str
+    digest: str
     worker: str
     device: str
     batch_size: int

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from scheduler_plugins.routing import Route
+
+if TYPE_CHECKING:
+    from scheduler_plugins.rollout import Update
 
 #: How often a version may break the device of a worker while it is loaded there.
 MAX_BREAKS = 3
+#: How many labels of the past a deployment remembers.
+_REMEMBERED = 100
 
 
 class ReplicaState(str, Enum):
     """How far a worker is with a version."""
 
     LOADING = "loading"
+    WARMING = "warming"
     READY = "ready"
     FAILED = "failed"
 
@@ -44,8 +52,9 @@ class WorkerFacts:
 class Replica:
     """One version on one worker.
 
-    ``load`` numbers the loads that were ever asked for. ``doubt`` says why it is to be
-    tried with one request before it is given more.
+    ``load`` numbers the loads that were ever asked for, ``reloads`` counts those that
+    brought something else. ``doubt`` says why it is to be tried with one request before
+    it is given more.
     """
 
     address: str
@@ -58,6 +67,7 @@ class Replica:
     failure: Any = None
     seconds: float = 0.0
     doubt: str | None = None
+    reloads: int = 0
 
 
 @dataclass(slots=True)
@@ -74,7 +84,8 @@ class Version:
     """One version of a deployment and its replicas by worker address.
 
     ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
-    ``breakages`` are the devices that loading it broke, by the worker's seat.
+    ``breakages`` are the devices that loading it broke, by the worker's seat. It has
+    ``answered`` once it was active, or was given a share of the requests.
     """
 
     name: str
@@ -82,6 +93,8 @@ class Version:
     digest: str
     artifact: Any = None
     warmup: Any = None
+    policy: BatchPolicy = field(default_factory=BatchPolicy)
+    answered: bool = False
     replicas: dict[str, Replica] = field(default_factory=dict)
     breakages: dict[str, Breakage] = field(default_factory=dict)
 
@@ -95,26 +108,53 @@ class Version:
     def settled(self) -> bool:
         """Whether some worker has tried it, and none still does."""
         return bool(self.replicas) and not any(
-            r.state is ReplicaState.LOADING for r in self.replicas.values()
+            r.state in (ReplicaState.LOADING, ReplicaState.WARMING)
+            for r in self.replicas.values()
         )
 
 
 @dataclass(slots=True)
 class Deployment:
-    """What was asked for under one name."""
+    """What was asked for under one name.
+
+    ``route`` says which versions answer, ``previous`` which one can be gone back to at
+    once. The one of the ``update`` is to take over; those ``leaving`` have batches
+    under way still, and are unloaded after these. ``retired`` are the latest labels of
+    what was unloaded after it had answered; ``outcome`` is that of the last update.
+    """
 
     name: str
-    policy: BatchPolicy
     device: str
     resources: tuple[tuple[str, float], ...]
     placement: str
-    active: str
+    route: Route
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     request_timeout: float | None = None
     max_queue: int | None = None
     batch_timeout: float | None = None
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     versions: dict[str, Version] = field(default_factory=dict)
+    previous: str | None = None
+    update: Update | None = None
+    leaving: set[str] = field(default_factory=set)
+    retired: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    outcome: str | None = None
+
+    @property
+    def active(self) -> str:
+        """The version that answers, canaries aside."""
+        return self.route.active
+
+    @property
+    def batch_dim(self) -> int | None:
+        """The axis along which requests are joined: that of all versions."""
+        return self.versions[self.active].policy.batch_dim
+
+    def resident(self) -> list[Version]:
+        """Versions that every worker shall have, the most needed ones first."""
+        updated = None if self.update is None else self.update.version
+        labels = [self.active, updated, self.previous]
+        return [self.versions[label] for label in labels if label is not None]
 
     def __repr__(self) -> str:
         return f"<Deployment {self.name!r} versions: {sorted(self.versions)}>"

@@ -20,18 +20,17 @@ from scheduler_plugins.choosing import Choice, Chooser
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Batch, Line
+from scheduler_plugins.lines import Lines
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.recovery import Recovery
 from scheduler_plugins.running import Running
 from scheduler_plugins.starving import Starvation
-from scheduler_plugins.statistics import Statistics
 from scheduler_plugins.supervision import Supervision
 from scheduler_plugins.timer import Timer
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
-    from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.dispatcher")
@@ -57,6 +56,8 @@ class Dispatcher:
         Seconds; see the configuration.
     suspicion
         From when on a batch tells against its device.
+    place
+        Finds the line for a request that has stood in another one; None if it fails.
 
     Notes
     -----
@@ -74,11 +75,12 @@ class Dispatcher:
         priority_age: float,
         warn_after: float,
         suspicion: Suspicion,
+        place: Callable[[Request, Line], Line | None] = lambda request, line: line,
     ) -> None:
         self.tasks = tasks
         self.link = Link()
-        self.lines: dict[tuple[str, str], Line] = {}
-        self.statistics: dict[str, Statistics] = {}
+        self.lines = Lines(self.link, priority_age)
+        self.statistics = self.lines.statistics
         self.running = Running(tasks, send, self.link)
         self.recovery = Recovery(tasks, self._requeue, self._line_of)
         self.deadlines: Deadlines[Key] = Deadlines()
@@ -98,7 +100,7 @@ class Dispatcher:
         )
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
         self._expire = expire
-        self._priority_age = priority_age
+        self._place = place
         self._woken = False
         self._timer = Timer(self.wake)
 
@@ -110,20 +112,6 @@ class Dispatcher:
         )
 
     # Events
-
-    def open(self, deployment: Deployment, version: str) -> None:
-        """Begin to serve a version.
-
-        Raises
-        ------
-        ValueError
-            If its placement cannot be found.
-        """
-        counts = self.statistics.get(deployment.name, Statistics())
-        self.lines[deployment.name, version] = Line(
-            deployment, version, self.link, self._priority_age, counts
-        )
-        self.statistics[deployment.name] = counts
 
     def close(self, name: str, version: str) -> list[Request]:
         """Stop serving a version; return who waited for it."""
@@ -208,7 +196,7 @@ class Dispatcher:
         if not line.queue.count and not line.in_flight:
             # A deployment that was idle has no claim on the time it did not use.
             line.served = max(
-                line.served, min((o.served for o in self._busy()), default=0.0)
+                line.served, min((o.served for o in self.lines.busy()), default=0.0)
             )
         # Without rows it still takes a pass; and a lane of no rows is never served.
         request.rows = max(request.rows, 1)
@@ -238,7 +226,22 @@ class Dispatcher:
         elif request.error is not None or not self.tasks.is_parked(request.key):
             # It is about to fail, or waits for inputs first.
             return
-        self._push(request, line)
+        place = self._place(request, line)
+        if place is not None:
+            self._push(request, place)
+
+    def reroute(self, name: str) -> None:
+        """Let the requests of a deployment wait for the versions that answer by now.
+
+        They keep their places.
+        """
+        for line in self.lines.of(name):
+            for request in line.queue.requests() + self.recovery.held(line):
+                place = self._place(request, line)
+                if place is not line:
+                    self.discard(request)
+                if place is not None and place is not line:
+                    self.enqueue(request, place)
 
     def discard(self, request: Request) -> None:
         """A request waits no longer."""
@@ -269,11 +272,6 @@ class Dispatcher:
         if deadline < self._timer.at and not self._woken:
             self._timer.set(deadline)
 
-    def waiting(self, name: str) -> int:
-        """How many requests of a deployment wait for a batch, of all versions."""
-        lines = [line for line in self.lines.values() if line.name == name]
-        return sum(len(line.queue) + line.delayed for line in lines)
-
     def clear(self) -> None:
         """Forget all requests and batches; what is deployed stays."""
         self.running.clear()
@@ -284,10 +282,6 @@ class Dispatcher:
         self.recovery.clear()
         self.deadlines.clear()
         self._timer.cancel()
-
-    def waiting_seconds(self) -> float:
-        """Device time that the waiting requests need, over all devices."""
-        return sum(line.waiting_seconds() for line in self._busy())
 
     # Deciding
 
@@ -306,7 +300,7 @@ class Dispatcher:
         self.running.drop_unwanted()
         self.recovery.release(monotonic())
         wake_at = math.inf
-        busy = self._busy()
+        busy = self.lines.busy()
         while busy:
             # Whoever was given the least device time chooses first.
             busy.sort(key=lambda line: line.served)
@@ -360,6 +354,3 @@ class Dispatcher:
         for request in waiting:
             line.queue.discard(request)
         self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")
-
-    def _busy(self) -> list[Line]:
-        return [line for line in self.lines.values() if line.queue.count]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -16,43 +14,29 @@ from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.wording import counted
-from scheduler_plugins.deployment import Replica, Version, WorkerFacts
+from scheduler_plugins.deployment import WorkerFacts
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
+from scheduler_plugins.guarding import guarded
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
+from scheduler_plugins.loading import Loading
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
+from scheduler_plugins.routing import Routing
 from scheduler_plugins.service import Service
 from scheduler_plugins.taskstate import TaskStates
+from scheduler_plugins.unloading import Unloading
+from scheduler_plugins.versions import Versions
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
 logger = logging.getLogger("distributed.inference.plugin")
-
-_STIMULUS = "daskinfer"
-
-
-def guarded(handler: Callable[..., None]) -> Callable[..., None]:
-    """Keep an error in a stream handler from closing the whole stream.
-
-    Dask drops the connection, and with it the worker or client, when a handler
-    raises.
-    """
-
-    @wraps(handler)
-    def handle(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            handler(self, *args, **kwargs)
-        except Exception:
-            logger.exception("%s failed; the message is lost", handler.__name__)
-
-    return handle
 
 
 class InferencePlugin(SchedulerPlugin):
@@ -112,9 +96,14 @@ class InferencePlugin(SchedulerPlugin):
             self._hung,
             priority_age=config.seconds("priority-age") or 0.0,
             warn_after=config.seconds("no-worker-warning") or 0.0,
+            place=lambda request, line: self.lifecycle.place(request),
             suspicion=_configured_suspicion(),
         )
         self.requests = {}
+        self.routing = Routing(self.registry)
+        self.unloading = Unloading(scheduler.worker_send)
+        self.versions = Versions(self)
+        self.loading = Loading(self)
         self.replacing = Replacing(
             self.tasks, self.registry, self.dispatcher, scheduler.worker_send
         )
@@ -127,6 +116,7 @@ class InferencePlugin(SchedulerPlugin):
         self.lifecycle = Lifecycle(
             self.tasks,
             self.registry,
+            self.routing,
             self.requests,
             self.dispatcher,
             self.diagnosis,
@@ -135,6 +125,7 @@ class InferencePlugin(SchedulerPlugin):
         self.intake = Intake(
             self.tasks,
             self.registry,
+            self.routing,
             self.lifecycle,
             self.fetching.clients,
             self._interval,
@@ -145,11 +136,13 @@ class InferencePlugin(SchedulerPlugin):
             {
                 protocol.SUBMIT: self.submit,
                 protocol.HELLO: self.hello,
-                protocol.LOADED: self.loaded,
+                protocol.WARMING: self.loading.warming,
+                protocol.LOADED: self.loading.loaded,
+                protocol.UNLOADED: self.loading.unloaded,
                 protocol.DONE: self.done,
             }
         )
-        scheduler.handlers.update(self.service.handlers())
+        scheduler.handlers.update(self.service.handlers() | self.versions.handlers())
         for address in scheduler.workers:
             self.tasks.tune_stream(address, self._interval)
         # Dask adds a plugin when it has started: while this one waits for workers,
@@ -208,6 +201,8 @@ class InferencePlugin(SchedulerPlugin):
         self.registry.leave(worker)
         self.dispatcher.worker_lost(worker, expected=worker in self._leaving)
         self._leaving.discard(worker)
+        self.unloading.left(worker)
+        self.versions.worker_left()
         self.service.changed()
 
     @guarded
@@ -221,66 +216,9 @@ class InferencePlugin(SchedulerPlugin):
             facts = WorkerFacts(worker, devices, reasons, ws.resources, seat)
             doubt = self.replacing.came(seat)
             for version, replica in self.registry.join(facts, doubt):
-                self.load(version, replica)
+                self.loading.load(version, replica)
             self.dispatcher.workers_changed()
-        self.service.changed()
-
-    def load(self, version: Version, replica: Replica) -> None:
-        """Have a worker load a version."""
-        deployment = self.registry.deployment(version.name)
-        policy = deployment.policy
-        message: protocol.LoadMessage = {
-            "op": protocol.LOAD,
-            "name": version.name,
-            "version": version.version,
-            "load": replica.load,
-            "digest": version.digest,
-            "device": deployment.device,
-            "resources": dict(deployment.resources) or None,
-            "policy": {
-                "max_batch_size": policy.max_batch_size,
-                "allowed_batch_sizes": policy.allowed_batch_sizes,
-                "batch_dim": policy.batch_dim,
-            },
-            "stimulus_id": f"{_STIMULUS}-load-{version.name}-{version.version}",
-        }
-        self.scheduler.worker_send(replica.address, dict(message))
-
-    @guarded
-    def loaded(
-        self,
-        name: str,
-        version: str,
-        load: int,
-        digest: str,
-        failure: protocol.Failure | None,
-        device: str,
-        device_class: str,
-        timings: list[tuple[int, float]],
-        seconds: float,
-        broken: str,
-        worker: str,
-    ) -> None:
-        """A worker has loaded a version, or could not."""
-        awaited = self.registry.awaits(name, version, worker, load)
-        if broken and not awaited:
-            self.replacing.device_failed(worker, broken)
-        elif not awaited:
-            return
-        elif broken:
-            self.replacing.loading_failed(name, version, worker, broken, failure)
-        elif failure is not None:
-            reason = failure["exception_text"]
-            logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
-            self.registry.failed(name, version, worker, reason, failure)
-            self.dispatcher.workers_changed()
-        elif self.registry.loaded(
-            name, version, worker, digest, device, device_class, seconds
-        ):
-            doubt = self.registry.version(name, version).replicas[worker].doubt
-            self.dispatcher.device_ready(
-                name, version, worker, device_class, timings, doubt
-            )
+            self.versions.settle()
         self.service.changed()
 
     @guarded
@@ -289,7 +227,9 @@ class InferencePlugin(SchedulerPlugin):
         self.dispatcher.done(message, worker)  # type: ignore[arg-type]
         if message["broken"]:
             self.replacing.device_failed(worker, message["broken"])
+            self.versions.settle()
             self.service.changed()
+        self.versions.batch_ended()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""
@@ -307,6 +247,7 @@ class InferencePlugin(SchedulerPlugin):
         """Forget all requests; what is deployed stays, and is loaded again."""
         self.dispatcher.clear()
         self.lifecycle.clear()
+        self.versions.batch_ended()
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
@@ -316,7 +257,7 @@ class InferencePlugin(SchedulerPlugin):
         return [ws for ws in workers if ws.address not in busy]
 
     def _wanted_workers(self) -> int:
-        waiting = self.dispatcher.waiting_seconds()
+        waiting = self.dispatcher.lines.waiting_seconds()
         target = parse_timedelta(
             dask.config.get("distributed.adaptive.target-duration")
         )
@@ -337,6 +278,10 @@ class InferencePlugin(SchedulerPlugin):
             f"{'is' if count == 1 else 'are'} waiting: "
             f"{self.diagnosis.problem(line)}"
         )
+        self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Tell the log, and every client."""
         logger.warning(message)
         self.scheduler.log_event("warn", {"message": dumps(message)})
 

@@ -20,6 +20,7 @@ from scheduler_plugins.taskstate import NewTask
 if TYPE_CHECKING:
     from scheduler_plugins.lifecycle import Lifecycle
     from scheduler_plugins.registry import Registry
+    from scheduler_plugins.routing import Routing
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.intake")
@@ -34,6 +35,8 @@ class Intake:
         Dask's side of the requests.
     registry
         What is deployed.
+    routing
+        Tells which version answers a request.
     lifecycle
         Follows every request from then on.
     clients
@@ -46,6 +49,7 @@ class Intake:
         self,
         tasks: TaskStates,
         registry: Registry,
+        routing: Routing,
         lifecycle: Lifecycle,
         clients: set[str],
         interval: float,
@@ -54,6 +58,7 @@ class Intake:
         self._clients = clients
         self._tasks = tasks
         self._registry = registry
+        self._routing = routing
         self._interval = interval
 
     def __repr__(self) -> str:
@@ -62,6 +67,8 @@ class Intake:
     def take_graph(self, client: str, tasks: list[Key]) -> None:
         """Catch the requests in a graph before Dask places them."""
         now = monotonic()
+        steps = self._tasks.steps(tasks)
+        first = next(iter(steps), None)
         for key in tasks:
             model = self._tasks.model_of(key)
             if model is None or self._lifecycle.knows(key):
@@ -72,6 +79,8 @@ class Intake:
             self._clients.add(client)
             request.has_dependencies = self._tasks.has_dependencies(key)
             request.constraint = ANYWHERE
+            if first is not None and key in steps:
+                self._routing.bind(request, first)
             try:
                 request.constraint = self._tasks.park(key)
                 request.timeout = self._timeout_of(request)
@@ -171,6 +180,6 @@ class Intake:
             return
         deployment = self._registry.deployment(request.name)
         args, kwargs = self._tasks.inputs(request.key)
-        measured = payload.measure(args, kwargs, deployment.policy.batch_dim)
+        measured = payload.measure(args, kwargs, deployment.batch_dim)
         request.rows = measured.rows
         request.signature = measured.signature or f"alone-{request.key!r}"

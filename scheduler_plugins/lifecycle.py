@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from dask.typing import Key
 from distributed.metrics import monotonic
 
-from daskinfer.exceptions import DeadlineExceeded, NoReadyWorker, Overloaded
+from daskinfer.exceptions import (
+    DeadlineExceeded,
+    NoReadyWorker,
+    Overloaded,
+    UnknownDeployment,
+)
 from daskinfer.wording import counted
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.line import Line
     from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
+    from scheduler_plugins.routing import Routing
     from scheduler_plugins.taskstate import TaskStates
 
 _STIMULUS = "daskinfer"
@@ -34,6 +40,8 @@ class Lifecycle:
         Dask's side of the requests.
     registry
         What is deployed.
+    routing
+        Tells which version answers a request.
     requests
         Every request whose task exists.
     dispatcher
@@ -53,6 +61,7 @@ class Lifecycle:
         self,
         tasks: TaskStates,
         registry: Registry,
+        routing: Routing,
         requests: dict[Key, Request],
         dispatcher: Dispatcher,
         diagnosis: Diagnosis,
@@ -61,6 +70,7 @@ class Lifecycle:
         self.doomed: list[Request] = []
         self._tasks = tasks
         self._registry = registry
+        self._routing = routing
         self._requests = requests
         self._dispatcher = dispatcher
         self._diagnosis = diagnosis
@@ -110,28 +120,42 @@ class Lifecycle:
         try:
             if request.error is not None:
                 raise request.error
+            if request.has_dependencies and self._routing.has_switched:
+                upstream = self._tasks.upstream(request.key, self._requests)
+                self._routing.follow(request, upstream)
             line = self._line_of(request)
             if not request.dispatched:
                 self._turn_away_above_limit(request)
         except Exception as error:
-            request.error = error
-            self.doomed.append(request)
-            if len(self.doomed) == 1:
-                # Not from within a transition of the same task.
-                self._call_soon(self._fail_doomed)
+            self._doom(request, error)
         else:
             if request.counts is not line.counts:
                 # It outlived the deployment it was sent to; this one serves it now.
                 request.arrived_at(line.counts)
             self._dispatcher.enqueue(request, line)
 
+    def place(self, request: Request) -> Line | None:
+        """Find where a request belongs by now that waits; None: it will fail."""
+        try:
+            return self._line_of(request)
+        except UnknownDeployment as error:
+            self._doom(request, error)
+            return None
+
+    def _doom(self, request: Request, error: Exception) -> None:
+        request.error = error
+        self.doomed.append(request)
+        if len(self.doomed) == 1:
+            # Not from within a transition of the same task.
+            self._call_soon(self._fail_doomed)
+
     def _line_of(self, request: Request) -> Line:
-        version = self._registry.version(request.name, request.pinned)
+        version = self._routing.version(request)
         return self._dispatcher.lines[request.name, version.version]
 
     def _turn_away_above_limit(self, request: Request) -> None:
         limit = self._registry.deployment(request.name).max_queue
-        if limit is not None and self._dispatcher.waiting(request.name) >= limit:
+        if limit is not None and self._dispatcher.lines.waiting(request.name) >= limit:
             raise Overloaded(
                 f"{request.name!r} has {counted(limit, 'request')} waiting, as many as "
                 "max_queue allows: send this one again later, or add workers",
@@ -145,7 +169,7 @@ class Lifecycle:
     def _end(self, request: Request, *, succeeded: bool) -> None:
         request.ended = True
         self._dispatcher.deadlines.discard(request.key)
-        counts = request.counts
+        counts, figures = request.counts, request.figures
         if counts is None:
             return
         now = monotonic()
@@ -153,6 +177,11 @@ class Lifecycle:
             counts.succeeded([now - request.arrived], now)
         else:
             counts.failures += 1
+        if figures is not None:
+            if succeeded:
+                figures.succeeded(now - request.arrived)
+            else:
+                figures.failed()
 
     def _fail_doomed(self) -> None:
         doomed, self.doomed = self.doomed, []

@@ -15,10 +15,10 @@ from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.placement import resolve
 from scheduler_plugins.queueing import Request, RequestQueue
-from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.statistics import Figures, Statistics
 
 if TYPE_CHECKING:
-    from scheduler_plugins.deployment import Deployment
+    from scheduler_plugins.deployment import Deployment, Version
 
 
 class LaneKey(NamedTuple):
@@ -74,22 +74,24 @@ class Line:
     ``in_flight`` counts its batches under way, ``delayed`` the requests that are held
     back until their next attempt. ``served`` is the device time in seconds it was
     given, the measure by which deployments take turns. ``counts`` are the
-    deployment's, of all its versions.
+    deployment's, of all its versions; ``figures`` are its own.
     """
 
     def __init__(
         self,
         deployment: Deployment,
-        version: str,
+        version: Version,
         link: Link,
         age: float,
         counts: Statistics,
     ) -> None:
-        policy = deployment.policy
+        policy = version.policy
         self.name = deployment.name
-        self.version = version
+        self.version = version.version
+        self.digest = version.digest
         self.policy = policy
         self.counts = counts
+        self.figures = Figures()
         self.retry = deployment.retry
         self.batch_timeout = deployment.batch_timeout
         self.health = Health(deployment.breaker)

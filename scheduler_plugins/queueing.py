@@ -18,7 +18,8 @@ from typing import TypeAlias
 
 from dask.typing import Key
 
-from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.routing import Edition
+from scheduler_plugins.statistics import Figures, Statistics
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +38,9 @@ class Request:
         What its inputs look like; None where they are futures.
     client, inline
         Who takes a result of up to ``inline`` bytes with the word that it exists.
-    constraint
-        Where the user allows it to run.
-    lane
-        Who it may share a pass with, decided when it begins to wait.
+    constraint, lane
+        Where the user allows it to run; and who it may share a pass with, decided when
+        it begins to wait.
     arrived
         When the scheduler first saw it, monotonic seconds.
     priority
@@ -80,6 +80,11 @@ class Request:
         Whether it is held back until its next attempt.
     timeout
         Seconds from its arrival within which it is to be answered; None: any time.
+    edition, point, is_bound
+        What was active when it was sent, and where it stands among those of whom a
+        canary gets a share; as a step of a pipeline it is bound to both.
+    figures
+        Of the version that it was last sent to.
     """
 
     key: Key
@@ -112,6 +117,10 @@ class Request:
     hedged: bool = False
     delayed: bool = False
     timeout: float | None = None
+    edition: Edition | None = field(default=None, repr=False)
+    point: float | None = None
+    is_bound: bool = False
+    figures: Figures | None = field(default=None, repr=False)
     _entry: _Entry | None = field(default=None, repr=False)
 
     @property

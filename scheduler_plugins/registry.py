@@ -21,6 +21,9 @@ from scheduler_plugins.deployment import (
     WorkerFacts,
 )
 
+#: How often a worker that loaded something else than it should is told to try again.
+MAX_RELOADS = 3
+
 
 @dataclass(slots=True)
 class Registry:
@@ -28,11 +31,11 @@ class Registry:
 
     Examples
     --------
-    >>> from daskinfer import BatchPolicy
+    >>> from scheduler_plugins.routing import Route
     >>> registry = Registry()
     >>> registry.join(WorkerFacts("tcp://w:1", {"cpu": "cpu/2-threads"}, {}, {}))
     []
-    >>> deployment = Deployment("m", BatchPolicy(), "cpu", (), "least-loaded", "1")
+    >>> deployment = Deployment("m", "cpu", (), "least-loaded", Route("1"))
     >>> [r.address for r in registry.add(deployment, Version("m", "1", "abc"))]
     ['tcp://w:1']
     >>> registry.loaded("m", "1", "tcp://w:1", "abc", "cpu", "cpu/2-threads", 0.1)
@@ -71,6 +74,11 @@ class Registry:
             )
         self.deployments[deployment.name] = deployment
         deployment.versions[version.version] = version
+        version.answered = True
+        return self.assign(deployment, version)
+
+    def assign(self, deployment: Deployment, version: Version) -> list[Replica]:
+        """Have every worker that can load a version; return who must load it now."""
         return [
             replica
             for worker in self.workers.values()
@@ -113,13 +121,19 @@ class Registry:
             If the deployment or its version does not exist.
         """
         deployment = self.deployment(name)
-        try:
-            return deployment.versions[version or deployment.active]
-        except KeyError:
-            there = ", ".join(map(repr, sorted(deployment.versions)))
+        label = deployment.active if version is None else version
+        found = deployment.versions.get(label)
+        if found is not None and label not in deployment.leaving:
+            return found
+        staying = sorted(deployment.versions.keys() - deployment.leaving)
+        there = ", ".join(map(repr, staying))
+        if found is not None or label in deployment.retired:
             raise UnknownDeployment(
-                f"{name!r} has no version {version!r}; it has {there}"
-            ) from None
+                f"version {label!r} of {name!r} was retired; there is {there}. Use a "
+                f"handle that follows the active version, {deployment.active!r}, as "
+                f"daskinfer.get(client, {name!r}) gives, or pin it to another one"
+            )
+        raise UnknownDeployment(f"{name!r} has no version {label!r}; it has {there}")
 
     def join(
         self, worker: WorkerFacts, doubt: str | None = None
@@ -132,7 +146,7 @@ class Registry:
         assigned = [
             (version, replica)
             for deployment in self.deployments.values()
-            for version in deployment.versions.values()
+            for version in deployment.resident()
             if (replica := self._assign(deployment, version, worker)) is not None
         ]
         for _, replica in assigned:
@@ -189,6 +203,10 @@ class Registry:
         replica = self._replica(name, version, address)
         return replica is not None and replica.load == load
 
+    def wants(self, name: str, version: str, address: str) -> bool:
+        """Whether a worker shall have a version, however far it is with it."""
+        return self._replica(name, version, address) is not None
+
     def loaded(
         self,
         name: str,
@@ -198,6 +216,7 @@ class Registry:
         device: str,
         device_class: str,
         seconds: float,
+        failure: Any = None,
     ) -> bool:
         """Note that a worker has loaded a version.
 
@@ -205,7 +224,8 @@ class Registry:
         -------
         bool
             Whether it may serve it: False if nobody asked for it any more, or if
-            what it loaded is something else.
+            what it loaded is something else. Then it is to be loaded again, while the
+            replica says so.
         """
         replica = self._replica(name, version, address)
         if replica is None:
@@ -214,11 +234,21 @@ class Registry:
         replica.device, replica.device_class = device, device_class
         replica.digest, replica.seconds = digest, seconds
         if digest != expected:
-            replica.state = ReplicaState.FAILED
+            replica.state, replica.failure = ReplicaState.FAILED, failure
             replica.reason = f"it loaded digest {digest}, not {expected}"
+            if replica.reloads < MAX_RELOADS:
+                replica.reloads += 1
+                replica.load = next(self._loads)
+                replica.state = ReplicaState.LOADING
             return False
-        replica.state = ReplicaState.READY
+        replica.state, replica.reason, replica.failure = ReplicaState.READY, None, None
         return True
+
+    def warming(self, name: str, version: str, address: str) -> None:
+        """Note that a worker has a version, and runs it in now."""
+        replica = self._replica(name, version, address)
+        if replica is not None and replica.state is ReplicaState.LOADING:
+            replica.state = ReplicaState.WARMING
 
     def failed(
         self, name: str, version: str, address: str, reason: str, failure: Any

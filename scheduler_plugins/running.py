@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.batching import Send
     from scheduler_plugins.load import Link
     from scheduler_plugins.queueing import Lane, Request
+    from scheduler_plugins.routing import Edition
     from scheduler_plugins.taskstate import TaskStates
 
 #: How often an input may be found missing before its request fails.
@@ -41,6 +42,8 @@ class Running:
         By name, in the order in which they were sent.
     unwanted
         By batch, requests that its worker is still to be told to drop.
+    edition
+        What is active now.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Running:
     ) -> None:
         self.batches: dict[str, Batch] = {}
         self.unwanted: dict[str, list[Key]] = {}
+        self.edition: Edition | None = None
         self._tasks = tasks
         self._send = send
         self._link = link
@@ -95,6 +99,9 @@ class Running:
         for request in batch.requests.values():
             request.batch, request.dispatched = batch_id, now
             request.attempts += 1
+            request.figures = line.figures
+            if not request.is_bound:
+                request.edition = self.edition
         line.in_flight += 1
         line.batcher.sent(decision, batch_id, now, rows=max(batch.rows, 1))
         line.served += line.latency.seconds(
@@ -230,6 +237,7 @@ class Running:
         about = {
             "name": batch.line.name,
             "version": batch.line.version,
+            "digest": batch.line.digest,
             "worker": address,
             "device": message["device"],
             "batch_size": sum(p["rows"] for p in message["passes"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -22,7 +23,9 @@ from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
 from scheduler_plugins.diagnosis import unfitness
+from scheduler_plugins.routing import Route
 from scheduler_plugins.statistics import Statistics
+from scheduler_plugins.versions import stage
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
@@ -66,6 +69,16 @@ class Service:
         self._change.set()
         self._change = asyncio.Event()
 
+    async def wait_changed(self, timeout: float) -> None:
+        """Wait for that.
+
+        Raises
+        ------
+        TimeoutError
+            If nothing has changed within so many seconds.
+        """
+        await asyncio.wait_for(self._change.wait(), timeout)
+
     async def deploy(
         self,
         name: str,
@@ -87,29 +100,31 @@ class Service:
         plugin = self.plugin
         deployment = Deployment(
             name,
-            BatchPolicy(**policy),
             device,
             tuple(sorted((resources or {}).items())),
             placement,
-            version,
+            Route(version),
             RetryPolicy.from_message(retry),
             request_timeout,
             max_queue,
             batch_timeout,
             BreakerPolicy(**breaker),
         )
-        made = Version(name, version, artifact["digest"], artifact, warmup)
+        made = Version(
+            name, version, artifact["digest"], artifact, warmup, BatchPolicy(**policy)
+        )
         try:
             replicas = plugin.registry.add(deployment, made)
         except DeploymentExists as error:
             return {"status": "exists", "message": str(error)}
         try:
-            plugin.dispatcher.open(deployment, version)
+            plugin.dispatcher.lines.open(deployment, made)
         except (TypeError, ValueError) as error:
             plugin.registry.remove(name)
             return {"status": "error", "message": str(error)}
+        plugin.versions.added()
         for replica in replicas:
-            plugin.load(made, replica)
+            plugin.loading.load(made, replica)
         self.changed()
         return {"status": "OK"}
 
@@ -129,7 +144,7 @@ class Service:
                 return self._outcome(found)
             until = min(deadline, warn_at)
             try:
-                await asyncio.wait_for(self._change.wait(), until - monotonic())
+                await self.wait_changed(until - monotonic())
             except (asyncio.TimeoutError, TimeoutError):
                 if until < deadline:
                     self._warn_of_no_worker(found)
@@ -139,7 +154,7 @@ class Service:
                 loading = [
                     r.address
                     for r in found.replicas.values()
-                    if r.state is ReplicaState.LOADING
+                    if r.state in (ReplicaState.LOADING, ReplicaState.WARMING)
                 ]
                 if found.ready():
                     problem = f"still loading on {', '.join(sorted(loading))}"
@@ -173,8 +188,11 @@ class Service:
             "failure": failed and failed.failure,
         }
 
-    async def undeploy(self, name: str) -> dict[str, Any]:
-        """Remove a deployment; what waits for it fails by name."""
+    async def undeploy(self, name: str, timeout: float = 0.0) -> dict[str, Any]:
+        """Remove a deployment; what waits for it fails by name.
+
+        Waits until its memory is free on every worker, for ``timeout`` seconds at most.
+        """
         plugin = self.plugin
         try:
             deployment = plugin.registry.remove(name)
@@ -183,20 +201,25 @@ class Service:
         gone = UnknownDeployment(
             f"{name!r} was undeployed before the request was answered"
         )
+        plugin.versions.removed(deployment)
+        asked: list[int] = []
         for version in deployment.versions.values():
             waiting = plugin.dispatcher.close(name, version.version)
             plugin.lifecycle.fail_waiting(waiting, gone)
-            for address in version.replicas:
-                message: protocol.UnloadMessage = {
-                    "op": protocol.UNLOAD,
-                    "name": name,
-                    "version": version.version,
-                    "stimulus_id": f"daskinfer-unload-{name}",
-                }
-                plugin.scheduler.worker_send(address, dict(message))
+            asked += plugin.unloading.ask_all(version)
         plugin.dispatcher.forget(name)
         self.changed()
-        return {"status": "OK"}
+        return {"status": "OK", "unfreed": await self._freed(asked, timeout)}
+
+    async def _freed(self, asked: list[int], timeout: float) -> list[str]:
+        """Wait for workers to free memory; return those that have not in time."""
+        deadline = monotonic() + timeout
+        while (pending := self.plugin.unloading.pending(asked)) and (
+            monotonic() < deadline
+        ):
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await self.wait_changed(deadline - monotonic())
+        return pending
 
     async def describe(self) -> dict[str, Any]:
         """Names, versions and batch axes of what is deployed."""
@@ -204,8 +227,10 @@ class Service:
             deployment.name: {
                 "versions": sorted(deployment.versions),
                 "active": deployment.active,
-                "batch_dim": deployment.policy.batch_dim,
-                "max_batch_size": deployment.policy.max_batch_size,
+                "batch_dim": deployment.batch_dim,
+                "max_batch_size": deployment.versions[
+                    deployment.active
+                ].policy.max_batch_size,
                 "max_queue": deployment.max_queue,
                 "workers_ready": len(deployment.versions[deployment.active].ready()),
             }
@@ -261,6 +286,7 @@ class Service:
             throughput=counts.throughput(now),
             latency=counts.latency(),
             problem=self.plugin.diagnosis.problem(active),
+            last_update=deployment.outcome,
         )
 
     def _addresses(self) -> list[str]:
@@ -274,6 +300,18 @@ class Service:
             digest=version.digest,
             active=version.version == deployment.active,
             workers_ready=len(version.ready()),
+            stage=stage(deployment, version, line.in_flight),
+            share=deployment.route.share
+            if version.version == deployment.route.canary
+            else 0.0,
+            requests=line.figures.requests,
+            failures=line.figures.failures,
+            response=line.figures.latency(),
+            problems={
+                replica.address: replica.reason
+                for replica in version.replicas.values()
+                if replica.reason is not None
+            },
             latency={kind: tuple(line.latency.table(kind)) for kind in classes},
             best_batch_size={kind: line.batcher.best_size(kind) for kind in classes},
         )

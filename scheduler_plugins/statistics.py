@@ -6,7 +6,7 @@ Pure: the time is an argument.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from daskinfer.status import LatencyPercentiles
@@ -25,6 +25,40 @@ class WorkerCounts:
     passes: int = 0
     rows: int = 0
     seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """How the requests ended that one version had.
+
+    Examples
+    --------
+    >>> figures = Figures()
+    >>> figures.succeeded(0.010)
+    >>> figures.failed()
+    >>> figures.requests, figures.failures, figures.latency().p50
+    (2, 1, 0.01)
+    """
+
+    requests: int = 0
+    failures: int = 0
+    _recent: deque[float] = field(
+        default_factory=lambda: deque(maxlen=RECENT), repr=False
+    )
+
+    def succeeded(self, latency: float) -> None:
+        """Count an answer; ``latency`` in seconds from the request's arrival."""
+        self.requests += 1
+        self._recent.append(latency)
+
+    def failed(self) -> None:
+        """Count a request that failed."""
+        self.requests += 1
+        self.failures += 1
+
+    def latency(self) -> LatencyPercentiles:
+        """Percentiles of the latest answers."""
+        return _percentiles(self._recent)
 
 
 @dataclass(slots=True)
@@ -92,16 +126,7 @@ class Statistics:
 
     def latency(self) -> LatencyPercentiles:
         """Percentiles of the latest answers."""
-        if not self._recent:
-            return LatencyPercentiles()
-        ordered = sorted(self._recent)
-        last = len(ordered) - 1
-        return LatencyPercentiles(
-            p50=ordered[round(0.50 * last)],
-            p95=ordered[round(0.95 * last)],
-            p99=ordered[round(0.99 * last)],
-            mean=sum(ordered) / len(ordered),
-        )
+        return _percentiles(self._recent)
 
     def throughput(self, now: float) -> float:
         """Answers per second over the last :data:`WINDOW` seconds, or since the first.
@@ -121,3 +146,16 @@ class Statistics:
     def _forget(self, now: float) -> None:
         while self._answers and self._answers[0][0] < now - WINDOW:
             self._answers.popleft()
+
+
+def _percentiles(latencies: Iterable[float]) -> LatencyPercentiles:
+    ordered = sorted(latencies)
+    if not ordered:
+        return LatencyPercentiles()
+    last = len(ordered) - 1
+    return LatencyPercentiles(
+        p50=ordered[round(0.50 * last)],
+        p95=ordered[round(0.95 * last)],
+        p99=ordered[round(0.99 * last)],
+        mean=sum(ordered) / len(ordered),
+    )

@@ -31,7 +31,11 @@ FACTORY = "factory"
 
 
 class DamagedArtifact(InferenceError):
-    """What a worker received is not what was deployed."""
+    """What a worker received is not what was deployed, but has another ``digest``."""
+
+    def __init__(self, message: str, digest: str = "") -> None:
+        super().__init__(message)
+        self.digest = digest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +286,8 @@ class Artifact:
         if found != self.digest:
             raise DamagedArtifact(
                 f"{self.label} arrived damaged: its digest is {found[:12]}, not "
-                f"{self.digest[:12]}; deploy it again"
+                f"{self.digest[:12]}; deploy it again",
+                found,
             )
         if self.format in (archive.EXPORT, archive.TORCHSCRIPT):
             return self._build_file(device)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.loading")
 
+_here = threading.local()
+
 
 class Loader:
     """Loads, warms and forgets the models of one worker.
@@ -43,6 +46,8 @@ class Loader:
     ----------
     models
         What is there, by name and version; some are being warmed.
+    active
+        The version that answers, by name. Never changed, but replaced.
 
     Notes
     -----
@@ -52,10 +57,12 @@ class Loader:
 
     def __init__(self, worker: Worker, device: DeviceQueue) -> None:
         self.models: dict[tuple[str, str], ResidentModel] = {}
+        self.active: Mapping[str, str] = {}
         self._worker = worker
         self._device = device
         self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._awaited: list[threading.Event] = []
+        self._is_closing = False
         self._thread = ThreadPoolExecutor(
             config.integer("loading-threads"), thread_name_prefix="daskinfer-loader"
         )
@@ -68,11 +75,32 @@ class Loader:
         return await self._in_thread(_detect)  # type: ignore[no-any-return]
 
     def find(self, name: str, version: str | None) -> ResidentModel | None:
-        """A loaded model; without a version, the only one of its name."""
+        """A loaded model.
+
+        Without a version, the one that was active when the batch was sent that the
+        calling thread runs; or else the one that is active.
+        """
         if version is not None:
             return self.models.get((name, version))
-        found = [model for key, model in self.models.items() if key[0] == name]
-        return found[0] if len(found) == 1 else None
+        for active in (getattr(_here, "active", self.active), self.active):
+            found = self.models.get((name, active.get(name, "")))
+            if found is not None:
+                return found
+        return None
+
+    @contextlib.contextmanager
+    def as_of(self, active: Mapping[str, str]) -> Iterator[None]:
+        """Let the calling thread find what was active at some time."""
+        _here.active = active
+        try:
+            yield
+        finally:
+            del _here.active
+
+    def activate(self, name: str, version: str) -> None:
+        """Note which version answers from now on."""
+        self.active = {**self.active, name: version}
+        self._tell()
 
     def find_before(
         self, future: Future[Any], name: str, version: str | None
@@ -96,22 +124,36 @@ class Loader:
     def load(self, message: dict[str, Any]) -> None:
         """Begin to load what a :class:`~daskinfer.protocol.LoadMessage` asks for."""
         which = message["name"], message["version"]
+        self.activate(message["name"], message["active"])
+        if (earlier := self._loading.pop(which, None)) is not None:
+            earlier.cancel()
         task = asyncio.create_task(self._load(message), name=f"load-{which}")
         self._loading[which] = task
         task.add_done_callback(partial(self._ended, which))
 
-    def unload(self, name: str, version: str) -> None:
-        """Forget a version; a batch that is running ends."""
+    def forget(
+        self, name: str, version: str
+    ) -> tuple[ResidentModel | None, list[asyncio.Task[None]]]:
+        """Forget a version; return what is left of it.
+
+        Returns
+        -------
+        ResidentModel or None
+            Itself, if it was there.
+        list of asyncio.Task
+            Its load, called off, which ends when its thread does.
+        """
         loading = self._loading.pop((name, version), None)
         if loading is not None:
             loading.cancel()
+        if not any(key[0] == name for key in (*self.models, *self._loading)):
+            self.active = {k: v for k, v in self.active.items() if k != name}
         model = self.models.pop((name, version), None)
-        if model is not None:
-            # After whatever still runs on it.
-            self._device.submit(model.device.empty_cache)
+        return model, [] if loading is None else [loading]
 
     def close(self) -> None:
         """Let go of everything."""
+        self._is_closing = True
         for loading in self._loading.values():
             loading.cancel()
         self._thread.shutdown(wait=False)
@@ -147,9 +189,9 @@ class Loader:
             model = await self._in_thread(self._build, message, parts["artifact"])
             # Other models here may call it from now on.
             self.models[name, version] = model
-            for changed in self._awaited:
-                changed.set()
+            self._tell()
             if parts["warmup"] is not None:
+                self._say_warming(message)
                 body = frames(parts["warmup"])
                 example = await self._in_thread(transport.loads, body)
                 report["timings"] = await self._warm(model, example)
@@ -160,12 +202,22 @@ class Loader:
             logger.info("Could not load %r %r", name, version, exc_info=True)
             self.models.pop((name, version), None)
             report["failure"] = dump_failure(error)
+            report["digest"] = _digest_of(error)
             if error is self._device.broken:
                 # It is kept for as long as the worker is; its frames hold tensors.
                 traceback.clear_frames(error.__traceback__)
                 report["broken"] = describe(error)
         report["seconds"] = monotonic() - started
         self._worker.batched_send(report)
+
+    def _say_warming(self, message: dict[str, Any]) -> None:
+        about = {field: message[field] for field in ("name", "version", "load")}
+        self._worker.batched_send({"op": protocol.WARMING, **about})
+
+    def _tell(self) -> None:
+        """There is something new for those who wait for a model."""
+        for changed in self._awaited:
+            changed.set()
 
     def _build(
         self, message: dict[str, Any], artifact: dict[str, Any]
@@ -206,7 +258,21 @@ class Loader:
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, contain, function, *args)
+        running = loop.run_in_executor(self._thread, contain, function, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # It cannot be interrupted, and what it takes is not free before it ends.
+            if not self._is_closing:
+                await asyncio.gather(running, return_exceptions=True)
+            raise
+
+
+def _digest_of(error: Exception) -> str:
+    """What has arrived instead of what was asked for, if that is the error."""
+    from daskinfer.artifact import DamagedArtifact
+
+    return error.digest if isinstance(error, DamagedArtifact) else ""
 
 
 def _detect() -> DeviceReport:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from dask.utils import typename
+from distributed.protocol.serialize import to_serialize
 from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
+from daskinfer import protocol, transport
 from daskinfer.exceptions import ResultNotKept
 from daskinfer.failure import dump_failure
+from daskinfer.wording import counted
 
 if TYPE_CHECKING:
     from distributed import Worker
 
     from daskinfer.protocol import Failure
+
+logger = logging.getLogger("distributed.inference.results")
 
 
 def store(worker: Worker, results: dict[Key, Any], stimulus_id: str) -> dict[str, Any]:
@@ -88,3 +94,30 @@ def _dump_type(kind: type) -> bytes:
     except Exception:
         # Local classes: Dask's client shows the name then.
         return pickle.dumps(typename(kind))
+
+
+def packed(values: list[Any]) -> protocol.Pack | None:
+    """Values as a message carries them; None if one of them cannot be pickled."""
+    try:
+        header, frames = transport.pack(values)
+    except Exception:
+        # Clients fetch them one by one, and hear then from Dask which cannot be sent.
+        told = counted(len(values), "result")
+        logger.info("Could not pack %s", told, exc_info=True)
+        return None
+    return {"header": header, "frames": [_as_part(frame) for frame in frames]}
+
+
+def _as_part(frame: transport.Frame) -> Any:
+    """A frame as a message carries it best: large ones uncopied."""
+    small = memoryview(frame).nbytes < transport.OUT_OF_BAND_BYTES
+    return bytes(frame) if small else to_serialize(frame)
+
+
+def dump_errors(errors: dict[Any, Any]) -> dict[Key, protocol.Failure]:
+    """Failures by key; requests that failed together share one traceback."""
+    dumped: dict[int, protocol.Failure] = {}
+    for error in errors.values():
+        if id(error) not in dumped:
+            dumped[id(error)] = dump_failure(error)
+    return {key: dumped[id(error)] for key, error in errors.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.metrics import monotonic
-from distributed.protocol.serialize import to_serialize
 
-from daskinfer import config, protocol, transport
+from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
-from daskinfer.failure import describe, dump_failure
+from daskinfer.failure import describe
 from daskinfer.streams import tune
-from daskinfer.wording import counted
+from daskinfer.worker import unloading
 from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
 from daskinfer.worker.inputs import MissingInput, fetch_inputs, load_call
 from daskinfer.worker.loading import Loader
-from daskinfer.worker.results import store
+from daskinfer.worker.results import dump_errors, packed, store
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -57,6 +57,8 @@ class Job:
     pass_rows: int
     inline: int
     arrived: float
+    active: Mapping[str, str]
+    done: asyncio.Future[None]
     started: float = 0.0
     ended: float = 0.0
     dropped: set[Key] = field(default_factory=set)
@@ -118,6 +120,7 @@ class InferenceRuntime(WorkerPlugin):
                 protocol.DROP: self.drop,
                 protocol.LOAD: self.load,
                 protocol.UNLOAD: self.unload,
+                protocol.ACTIVATE: self.activate,
                 protocol.REPLACE: self.replace,
             }
         )
@@ -153,9 +156,19 @@ class InferenceRuntime(WorkerPlugin):
         self.loader.load(message)
 
     @guarded
-    def unload(self, name: str, version: str, stimulus_id: str) -> None:
-        """Forget a version; a batch that is running ends."""
-        self.loader.unload(name, version)
+    def unload(self, name: str, version: str, unload: int, stimulus_id: str) -> None:
+        """Forget a version, and say so once its memory is free."""
+        model, loads = self.loader.forget(name, version)
+        jobs = [job.done for job in self.jobs.values() if job.model is model]
+        about = {"name": name, "version": version, "unload": unload}
+        self.worker._ongoing_background_tasks.call_soon(
+            unloading.unload, self.worker, self.device, model, [*loads, *jobs], about
+        )
+
+    @guarded
+    def activate(self, name: str, version: str, stimulus_id: str) -> None:
+        """Another version of a deployment answers from now on."""
+        self.loader.activate(name, version)
 
     # Batches
 
@@ -196,6 +209,8 @@ class InferenceRuntime(WorkerPlugin):
             pass_rows,
             inline,
             monotonic(),
+            self.loader.active,
+            asyncio.get_running_loop().create_future(),
         )
         self.jobs[batch] = job
         self.worker._ongoing_background_tasks.call_soon(self._run, job)
@@ -223,6 +238,7 @@ class InferenceRuntime(WorkerPlugin):
             self._report(job.batch, Outcome(errors=dict.fromkeys(job.payloads, error)))
         finally:
             del self.jobs[job.batch]
+            job.done.set_result(None)
 
     def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
         job.started = job.ended = monotonic()
@@ -234,7 +250,8 @@ class InferenceRuntime(WorkerPlugin):
             for key, body in job.payloads.items()
             if key not in job.dropped
         ]
-        outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
+        with self.loader.as_of(job.active):
+            outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
         if outcome.broken is not None:
             self.device.broken = outcome.broken
@@ -266,7 +283,7 @@ class InferenceRuntime(WorkerPlugin):
             "op": protocol.DONE,
             "batch": batch,
             **stored,
-            "failed": stored["failed"] | _dump_errors(errors),
+            "failed": stored["failed"] | dump_errors(errors),
             "missing": again,
             "passes": outcome.passes,
             "out_of_memory": outcome.out_of_memory,
@@ -302,12 +319,12 @@ class InferenceRuntime(WorkerPlugin):
         """What has just been stored, if all of it is small enough for a message."""
         if not stored["keys"] or sum(stored["nbytes"]) > limit:
             return None
-        return _packed([outcome.results[key] for key in stored["keys"]])
+        return packed([outcome.results[key] for key in stored["keys"]])
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
         found = [key for key in keys if self._is_small(key)]
-        pack = _packed([self.worker.data[key] for key in found])
+        pack = packed([self.worker.data[key] for key in found])
         if pack is None:
             return {**await self.fetch([]), "missing": keys}
         missing = list(set(keys).difference(found))
@@ -322,30 +339,3 @@ class InferenceRuntime(WorkerPlugin):
             and ts.nbytes is not None
             and ts.nbytes <= self._packed_limit
         )
-
-
-def _packed(values: list[Any]) -> protocol.Pack | None:
-    """Values as a message carries them; None if one of them cannot be pickled."""
-    try:
-        header, frames = transport.pack(values)
-    except Exception:
-        # Clients fetch them one by one, and hear then from Dask which cannot be sent.
-        told = counted(len(values), "result")
-        logger.info("Could not pack %s", told, exc_info=True)
-        return None
-    return {"header": header, "frames": [_as_part(frame) for frame in frames]}
-
-
-def _as_part(frame: transport.Frame) -> Any:
-    """A frame as a message carries it best: large ones uncopied."""
-    small = memoryview(frame).nbytes < transport.OUT_OF_BAND_BYTES
-    return bytes(frame) if small else to_serialize(frame)
-
-
-def _dump_errors(errors: dict[Any, Any]) -> dict[Key, protocol.Failure]:
-    """Failures by key; requests that failed together share one traceback."""
-    dumped: dict[int, protocol.Failure] = {}
-    for error in errors.values():
-        if id(error) not in dumped:
-            dumped[id(error)] = dump_failure(error)
-    return {key: dumped[id(error)] for key, error in errors.items()}

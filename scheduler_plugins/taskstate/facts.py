@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dask.typing import Key
 from distributed.core import Status
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
     from daskinfer import protocol
     from scheduler_plugins.constraint import Constraint
+
+_T = TypeVar("_T")
+
+#: How many tasks are looked at for what a request's inputs come of.
+_UPSTREAM = 1000
 
 
 class FastTask:
@@ -82,6 +89,39 @@ class Facts:
     def has_dependencies(self, key: Key) -> bool:
         """Whether some of a request's inputs are results of other tasks."""
         return bool(self.scheduler.tasks[key].dependencies)
+
+    def steps(self, keys: Collection[Key]) -> dict[Key, None]:
+        """Those requests of a graph that have others of its tasks before or behind."""
+        own = set(keys)
+        return {
+            key: None
+            for key in keys
+            if self.model_of(key) is not None
+            and any(
+                other.key in own
+                for ts in [self.scheduler.tasks[key]]
+                for other in itertools.chain(ts.dependencies, ts.dependents)
+            )
+        }
+
+    def upstream(self, key: Key, known: Mapping[Key, _T]) -> list[_T]:
+        """What is known of the nearest tasks that the inputs of a task come of.
+
+        No more than :data:`_UPSTREAM` tasks are looked at.
+        """
+        found: list[_T] = []
+        seen = {key}
+        ahead = deque([self.scheduler.tasks[key]])
+        while ahead and len(seen) <= _UPSTREAM:
+            for ts in ahead.popleft().dependencies:
+                if ts.key in seen:
+                    continue
+                seen.add(ts.key)
+                if ts.key in known:
+                    found.append(known[ts.key])
+                else:
+                    ahead.append(ts)
+        return found
 
     def priority(self, key: Key) -> float:
         """What the user gave as ``priority=``."""

@@ -11,11 +11,12 @@ import pytest
 from daskinfer import protocol
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
-from scheduler_plugins.deployment import Deployment
+from scheduler_plugins.deployment import Deployment, Version
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
+from scheduler_plugins.routing import Route
 
 A, B = "tcp://a:1", "tcp://b:1"
 NOWHERE = Constraint(workers=frozenset({"tcp://gone:1"}))
@@ -154,8 +155,9 @@ class Bench:
         """A deployment whose batches take the same time at every size."""
         self.seconds[name] = seconds
         policy = policy or BatchPolicy()
-        wanted = Deployment(name, policy, "cpu", (), placement, "1")
-        self.dispatcher.open(wanted, "1")
+        wanted = Deployment(name, "cpu", (), placement, Route("1"))
+        version = Version(name, "1", "digest", policy=policy)
+        self.dispatcher.lines.open(wanted, version)
         if timings is None:
             timings = [(1, seconds), (policy.max_batch_size, seconds)]
         for address in workers:

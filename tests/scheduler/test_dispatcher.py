@@ -344,11 +344,11 @@ async def test_passes_of_static_sizes_are_cut_to_them():
 async def test_waiting_work_is_told_in_seconds_of_device_time():
     bench = Bench()
     line = bench.open(seconds=2.0)
-    assert bench.dispatcher.waiting_seconds() == 0
+    assert bench.dispatcher.lines.waiting_seconds() == 0
     # What was learned holds while there is no worker, too.
     bench.dispatcher.worker_lost(A)
     bench.enqueue(line, *range(640))
-    assert bench.dispatcher.waiting_seconds() == pytest.approx(20.0)
+    assert bench.dispatcher.lines.waiting_seconds() == pytest.approx(20.0)
 
 
 @on_loop

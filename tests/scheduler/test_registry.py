@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
-from daskinfer.policy import BatchPolicy
 from scheduler_plugins.deployment import (
     MAX_BREAKS,
     Deployment,
@@ -11,7 +10,8 @@ from scheduler_plugins.deployment import (
     Version,
     WorkerFacts,
 )
-from scheduler_plugins.registry import Registry
+from scheduler_plugins.registry import MAX_RELOADS, Registry
+from scheduler_plugins.routing import Route
 
 A, B = "tcp://a:1", "tcp://b:1"
 
@@ -23,7 +23,7 @@ def worker(address=A, resources=None, devices=None, reasons=None):
 
 
 def deployment(name="m", device="auto", resources=()):
-    return Deployment(name, BatchPolicy(), device, resources, "least-loaded", "1")
+    return Deployment(name, device, resources, "least-loaded", Route("1"))
 
 
 def version(name="m"):
@@ -81,6 +81,13 @@ def test_a_replica_is_ready_once_it_has_loaded_the_right_digest():
     registry.add(deployment(), made)
     assert loaded(registry, A)
     assert not made.settled()
+    for _ in range(MAX_RELOADS):
+        load = made.replicas[B].load
+        assert not loaded(registry, B, digest="other")
+        # It is told to load it again, and what it says of the last time counts no more.
+        assert made.replicas[B].state is ReplicaState.LOADING
+        assert not registry.awaits("m", "1", B, load)
+        assert not made.settled()
     assert not loaded(registry, B, digest="other")
     assert made.settled()
     assert [r.address for r in made.ready()] == [A]

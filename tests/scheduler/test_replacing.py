@@ -11,6 +11,7 @@ from daskinfer.policy import BatchPolicy
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version, WorkerFacts
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
+from scheduler_plugins.routing import Route
 from tests.scheduler.bench import A, B, Bench, settle
 from tests.scheduler.virtual import on_loop
 
@@ -29,7 +30,7 @@ class Setup:
         tasks.has_nanny = lambda address: nanny
         self.registry = Registry()
         self.version = Version("m", "1", "digest")
-        deployment = Deployment("m", BatchPolicy(), "cpu", (), "least-loaded", "1")
+        deployment = Deployment("m", "cpu", (), "least-loaded", Route("1"))
         self.registry.add(deployment, self.version)
         self.join(A)
         self.sent: list[tuple[str, Any]] = []

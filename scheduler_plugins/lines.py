@@ -1,0 +1,63 @@
+"""The versions in service, each with its queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_plugins.line import Line
+from scheduler_plugins.statistics import Statistics
+
+if TYPE_CHECKING:
+    from scheduler_plugins.deployment import Deployment, Version
+    from scheduler_plugins.load import Link
+
+
+class Lines(dict[tuple[str, str], Line]):
+    """Lines by deployment and version, and the counters of each deployment.
+
+    Parameters
+    ----------
+    link
+        What messages take.
+    priority_age
+        Seconds of waiting that one unit of priority is worth.
+    """
+
+    def __init__(self, link: Link, priority_age: float) -> None:
+        super().__init__()
+        self.statistics: dict[str, Statistics] = {}
+        self._link = link
+        self._priority_age = priority_age
+
+    def __repr__(self) -> str:
+        return f"<Lines: {sorted(self)}>"
+
+    def open(self, deployment: Deployment, version: Version) -> Line:
+        """Begin to serve a version.
+
+        Raises
+        ------
+        ValueError
+            If its placement cannot be found.
+        """
+        counts = self.statistics.get(deployment.name, Statistics())
+        line = Line(deployment, version, self._link, self._priority_age, counts)
+        self[deployment.name, version.version] = line
+        self.statistics[deployment.name] = counts
+        return line
+
+    def of(self, name: str) -> list[Line]:
+        """Those of all versions of a deployment."""
+        return [line for line in self.values() if line.name == name]
+
+    def busy(self) -> list[Line]:
+        """Those with requests that wait."""
+        return [line for line in self.values() if line.queue.count]
+
+    def waiting(self, name: str) -> int:
+        """How many requests of a deployment wait for a batch, of all versions."""
+        return sum(len(line.queue) + line.delayed for line in self.of(name))
+
+    def waiting_seconds(self) -> float:
+        """Device time that the waiting requests need, over all devices."""
+        return sum(line.waiting_seconds() for line in self.busy())

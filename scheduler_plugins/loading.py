@@ -1,0 +1,116 @@
+"""Has workers load versions, and hears how it went."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from daskinfer import protocol
+from scheduler_plugins.deployment import Replica, ReplicaState, Version
+from scheduler_plugins.guarding import guarded
+
+if TYPE_CHECKING:
+    from scheduler_plugins.inference import InferencePlugin
+
+logger = logging.getLogger("distributed.inference.loading")
+
+
+class Loading:
+    """Sends the messages about loads, and takes the workers' reports in.
+
+    Parameters
+    ----------
+    plugin
+        Whose registry and workers are concerned.
+    """
+
+    def __init__(self, plugin: InferencePlugin) -> None:
+        self.plugin = plugin
+
+    def __repr__(self) -> str:
+        return f"<Loading for {self.plugin!r}>"
+
+    def load(self, version: Version, replica: Replica) -> None:
+        """Have a worker load a version."""
+        deployment = self.plugin.registry.deployment(version.name)
+        policy = version.policy
+        message: protocol.LoadMessage = {
+            "op": protocol.LOAD,
+            "name": version.name,
+            "version": version.version,
+            "load": replica.load,
+            "active": deployment.active,
+            "digest": version.digest,
+            "device": deployment.device,
+            "resources": dict(deployment.resources) or None,
+            "policy": {
+                "max_batch_size": policy.max_batch_size,
+                "allowed_batch_sizes": policy.allowed_batch_sizes,
+                "batch_dim": policy.batch_dim,
+            },
+            "stimulus_id": f"daskinfer-load-{version.name}-{version.version}",
+        }
+        self.plugin.scheduler.worker_send(replica.address, dict(message))
+
+    @guarded
+    def warming(self, name: str, version: str, load: int, worker: str) -> None:
+        """A worker has built a model, and runs it in."""
+        if self.plugin.registry.awaits(name, version, worker, load):
+            self.plugin.registry.warming(name, version, worker)
+            self.plugin.service.changed()
+
+    @guarded
+    def unloaded(self, name: str, version: str, unload: int, worker: str) -> None:
+        """A worker has freed what a version took."""
+        self.plugin.unloading.ended(worker, unload)
+        self.plugin.service.changed()
+
+    @guarded
+    def loaded(
+        self,
+        name: str,
+        version: str,
+        load: int,
+        digest: str,
+        failure: protocol.Failure | None,
+        device: str,
+        device_class: str,
+        timings: list[tuple[int, float]],
+        seconds: float,
+        broken: str,
+        worker: str,
+    ) -> None:
+        """A worker has loaded a version, or could not."""
+        awaited = self.plugin.registry.awaits(name, version, worker, load)
+        if broken and not awaited:
+            self.plugin.replacing.device_failed(worker, broken)
+        elif not awaited:
+            self.plugin.versions.disowned(name, version, worker)
+            return
+        elif broken:
+            self.plugin.replacing.loading_failed(name, version, worker, broken, failure)
+        elif failure is not None and not digest:
+            reason = failure["exception_text"]
+            logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
+            self.plugin.registry.failed(name, version, worker, reason, failure)
+            self.plugin.dispatcher.workers_changed()
+        elif self.plugin.registry.loaded(
+            name, version, worker, digest, device, device_class, seconds, failure
+        ):
+            doubt = self.plugin.registry.version(name, version).replicas[worker].doubt
+            self.plugin.dispatcher.device_ready(
+                name, version, worker, device_class, timings, doubt
+            )
+        else:
+            self._reload(name, version, worker)
+        self.plugin.versions.settle()
+        self.plugin.service.changed()
+
+    def _reload(self, name: str, version: str, worker: str) -> None:
+        """A worker has loaded something else than it should: let it try again."""
+        found = self.plugin.registry.version(name, version)
+        replica = found.replicas[worker]
+        logger.warning("%s: %s %r: %s", worker, name, version, replica.reason)
+        if replica.state is ReplicaState.LOADING:
+            self.load(found, replica)
+        self.plugin.dispatcher.workers_changed()
