@@ -6,7 +6,7 @@
 #   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
 #   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
 #   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
-#   make soak COUNT=1000000                how many requests fail
+#   make soak COUNT=1000000 CYCLES=5000    how many requests fail, how often is deployed
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,6 +15,7 @@ PYTEST_ARGS ?=
 SEEDS ?= 1
 SECONDS ?= 600
 COUNT ?= 100000
+CYCLES ?= 1000
 
 BIN := $(VENV)/bin
 RUN := OMP_NUM_THREADS=1 $(BIN)/python
@@ -62,8 +63,9 @@ bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
 	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS)
 
-soak: $(VENV)/dev.stamp  ## let COUNT requests fail, and see that nothing is kept
+soak: $(VENV)/dev.stamp  ## see that nothing is kept of what fails, or is undeployed
 	$(RUN) -m tests.soak --count $(COUNT)
+	$(RUN) -m tests.soak.cycles --count $(CYCLES)
 
 torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
 	$(PYTHON) tests/torch_npu/run.py

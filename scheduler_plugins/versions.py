@@ -257,7 +257,8 @@ class Versions:
             self._trials[name] = Trial(policy, *figures)
 
     def _judge(self, name: str) -> None:
-        told = self._trials[name].verdict()
+        trial = self._trials.get(name)
+        told = None if trial is None else trial.verdict()
         if told is None:
             return
         deployment = self.plugin.registry.deployment(name)

@@ -87,10 +87,6 @@ class DeviceQueue:
                 self.broken = error
             raise
 
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run a function after all that waits, and wait for nothing."""
-        self._thread.submit(function)
-
     def close(self) -> None:
         """Take nothing more, and wait for nothing."""
         self._thread.shutdown(wait=False)

@@ -250,7 +250,8 @@ class Loader:
                 return next(steps, ended)
 
         while True:
-            step = await self._device.run(model.resources, advance)
+            running = self._device.run(model.resources, advance)
+            step = await self._until_ended(asyncio.ensure_future(running))
             if step is ended:
                 return timings
             if step is not None:
@@ -258,7 +259,12 @@ class Loader:
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._thread, contain, function, *args)
+        return await self._until_ended(
+            loop.run_in_executor(self._thread, contain, function, *args)
+        )
+
+    async def _until_ended(self, running: asyncio.Future[Any]) -> Any:
+        """Wait for a thread, even if the load is called off meanwhile."""
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -162,7 +162,7 @@ class InferenceRuntime(WorkerPlugin):
         jobs = [job.done for job in self.jobs.values() if job.model is model]
         about = {"name": name, "version": version, "unload": unload}
         self.worker._ongoing_background_tasks.call_soon(
-            unloading.unload, self.worker, self.device, model, [*loads, *jobs], about
+            unloading.unload, self.worker, model, [*loads, *jobs], about
         )
 
     @guarded

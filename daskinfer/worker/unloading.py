@@ -13,13 +13,11 @@ from daskinfer import protocol
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.models import ResidentModel
 
 
 async def unload(
     worker: Worker,
-    device: DeviceQueue,
     model: ResidentModel | None,
     pending: Iterable[asyncio.Future[Any]],
     about: dict[str, Any],
@@ -30,8 +28,6 @@ async def unload(
     ----------
     worker
         Whose model it is.
-    device
-        Where it was run.
     model
         What was loaded, and is known to nobody any more but to batches that have come.
     pending
@@ -47,7 +43,9 @@ async def unload(
         is_alive = _watch(model.function)
         empty_cache = model.device.empty_cache
         del model
-        await device.run({}, _free, is_alive, empty_cache)
+        # Not on the device's thread, which may be busy with another model for long.
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, _free, is_alive, empty_cache)
     worker.batched_send({"op": protocol.UNLOADED, **about})
 
 

@@ -277,8 +277,10 @@ async def test_undeploy(client: Client, scheduler: Any, worker: Any) -> None:
     await probe.entered()
     waiting = model.map([X] * 8)
     await until(lambda: len(scheduler.tasks) == 9)
-    await model.undeploy()
+    undeploying = asyncio.ensure_future(model.undeploy())
+    await until(lambda: not scheduler.plugins["daskinfer"].registry.deployments)
     probe.open()
+    await undeploying
     assert_same(await running, X * 2)
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(end, UnknownDeployment) for end in ended) >= 6
@@ -306,7 +308,7 @@ async def test_undeploy_while_it_loads(
     )
     waiting = old.submit(X)
     await until(lambda: builder.built == 1)
-    await old.undeploy()
+    await old.undeploy(wait_timeout=0)
     with pytest.raises(UnknownDeployment, match="undeployed before the request was"):
         await waiting
     # Another one of that name is not mistaken for it, nor kept from loading.

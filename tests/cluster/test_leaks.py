@@ -96,7 +96,7 @@ async def test_requests_of_deployments_that_are_gone(c, s, a, b, way):
     model = await deploy(c, probe, max_batch_size=1)
     futures = [ask(c, way, model, row(i)) for i in range(10)]
     await probe.entered(2)
-    await model.undeploy()
+    await model.undeploy(wait_timeout=0)
     futures.append(ask(c, way, model, row(99)))
     await wait(futures[-1:])
     probe.open()

@@ -222,7 +222,7 @@ async def test_autoscaling_sees_device_time_not_requests(c, s, a):
     # Microseconds each: Dask would take them for half a second, and start a hundred.
     assert target() == 1
     # At a millisecond a request, of which the cluster wants a tenth done by each.
-    seconds = engine(s).dispatcher.waiting_seconds()
+    seconds = engine(s).dispatcher.lines.waiting_seconds()
     assert 0 < seconds < parse_timedelta("5s")
     assert s.workers_to_close() == []
     probe.open()

@@ -29,7 +29,7 @@ async def test_what_ends_late_does_not_count_for_the_next(
     cancelled = old.submit(ONE)
     await probe.entered()
     await until(lambda: cancelled.key in scheduler.tasks)
-    await old.undeploy()
+    await old.undeploy(wait_timeout=0)
     deploying = asyncio.ensure_future(deploy(client, Probe()))
     await until(lambda: "m" in engine(scheduler).registry.deployments)
     probe.open()

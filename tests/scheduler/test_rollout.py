@@ -152,7 +152,6 @@ class World:
                 assert self.memory[replica.address][version.version] == version.digest
 
 
-
 def test_the_old_version_answers_until_all_are_ready_with_the_new_one():
     world = World(A, B)
     update = world.update("2")
@@ -237,7 +236,7 @@ def test_one_update_at_a_time_and_one_version_of_a_label():
     world.work_all()
     with pytest.raises(VersionExists, match="'m' had a version '1'"):
         world.update("1")
-    with pytest.raises(ValueError, match="batch_dim must stay 0, .* not become None"):
+    with pytest.raises(ValueError, match=r"batch_dim must stay 0, .* not become None"):
         rollout.begin(
             world.deployment,
             Update("4"),
@@ -296,7 +295,7 @@ def test_a_version_that_is_to_be_promoted_waits():
         world.change(rollout.promote, "2", world.workers)
     world.work_all()
     assert (world.deployment.active, update.phase) == ("1", Phase.READY)
-    with pytest.raises(NoUpdate, match="no version '3' to promote.*to version '2'"):
+    with pytest.raises(NoUpdate, match=r"no version '3' to promote.*to version '2'"):
         world.change(rollout.promote, "3", world.workers)
     world.change(rollout.promote, None, world.workers)
     assert world.deployment.active == "2"
