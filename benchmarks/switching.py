@@ -1,9 +1,9 @@
 """What an update costs those who send requests meanwhile.
 
-Clients send requests at a steady rate, about half of what the workers can do, while the
-model is updated again and again. Compared is the 99th percentile of the latency: of what
-was sent from shortly before each switch until shortly after it, against what was sent
-while nothing happened.
+Requests are sent at a steady rate, about a fifth of what the workers can do, while the
+model is updated again and again. Compared is the 99th percentile of the latency: of
+what was sent from shortly before each update until shortly after its switch, against
+what was sent while nothing happened.
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ class Routing:
         if request.pinned is not None:
             return self._registry.version(request.name, request.pinned)
         deployment = self._registry.deployment(request.name)
+        if not request.is_bound and deployment.route.canary is None:
+            return deployment.versions[deployment.active]
         for route in (self._bound(request), deployment.route):
             if route is None:
                 continue

@@ -36,6 +36,8 @@ class World:
         What each worker was told and has not done.
     in_flight
         Versions that have batches under way.
+    reached
+        Which part of the workers was ready when an update had come as far as it goes.
     """
 
     def __init__(self, *addresses: str) -> None:
@@ -45,6 +47,7 @@ class World:
         self.in_flight: set[str] = set()
         self.actions: list[rollout.Action] = []
         self.updates: list[Update] = []
+        self.reached: dict[str, float] = {}
         self.deployment = Deployment("m", "auto", (), "least-loaded", Route("1"))
         version = Version("m", "1", "digest of 1")
         self.registry.add(self.deployment, version)
@@ -108,7 +111,16 @@ class World:
             self.inbox[address].append(("unload", label, 0))
 
     def settle(self) -> None:
+        update = self.deployment.update
         self.enact(rollout.settle(self.deployment, self.workers))
+        reached = (Phase.READY, Phase.CANARY, Phase.ACTIVE)
+        if update is not None and update.phase in reached:
+            self.reached.setdefault(update.version, self._ready_share(update))
+            assert self.reached[update.version] >= max(update.min_ready, 1e-9)
+
+    def _ready_share(self, update: Update) -> float:
+        ready = len(self.deployment.versions[update.version].ready())
+        return ready / max(len(self.workers), 1)
 
     def enact(self, actions: list[rollout.Action]) -> None:
         for action in actions:
@@ -136,6 +148,7 @@ class World:
         deployment = self.deployment
         assert deployment.active in deployment.versions
         assert deployment.active not in deployment.leaving
+        assert deployment.previous != deployment.active
         canary = deployment.route.canary
         if canary is not None:
             assert deployment.update is not None
@@ -394,6 +407,7 @@ STEPS = st.lists(
     )
     | st.tuples(
         st.sampled_from(["promote", "abort", "rollback", "share", "busy", "idle"])
+        | st.just("load all"),
     ),
     max_size=60,
 )
@@ -428,6 +442,8 @@ def test_whatever_happens_it_converges(steps):
             elif what == "share":
                 update = world.deployment.update
                 world.change(rollout.share, update and update.version, 0.5)
+            elif what == "load all":
+                world.work_all()
             elif what == "busy":
                 world.in_flight = set(world.deployment.versions)
             elif what == "idle":
