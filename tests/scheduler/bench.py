@@ -122,6 +122,7 @@ class Bench:
         self,
         warn_after: float = float("inf"),
         suspicion: Suspicion = NEVER,
+        place: Callable[[Request, Line], Line | None] = lambda request, line: line,
     ) -> None:
         self.tasks = Tasks()
         self.sent: list[tuple[str, Any]] = []
@@ -140,6 +141,7 @@ class Bench:
             priority_age=1.0,
             warn_after=warn_after,
             suspicion=suspicion,
+            place=place,
         )
         self.requests: dict[Any, tuple[Request, Line]] = {}
 
