@@ -146,9 +146,9 @@ class Loader:
         loading = self._loading.pop((name, version), None)
         if loading is not None:
             loading.cancel()
+        model = self.models.pop((name, version), None)
         if not any(key[0] == name for key in (*self.models, *self._loading)):
             self.active = {k: v for k, v in self.active.items() if k != name}
-        model = self.models.pop((name, version), None)
         return model, [] if loading is None else [loading]
 
     def close(self) -> None:

@@ -315,7 +315,7 @@ async def test_the_last_ready_worker_dies_during_an_update(
     def ready() -> list[Any]:
         return engine(s).registry.version("m", "2").ready()
 
-    await until(lambda: len(ready()) == 1 and slow.built == 2)
+    await until(lambda: slow.built == 2 and len(ready()) == 1)
     (first,) = [w for w in (a, b) if w.address == ready()[0].address]
     (other,) = {a, b} - {first}
     await first.close()
