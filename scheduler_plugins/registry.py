@@ -68,9 +68,9 @@ class Registry:
             taken = self.deployments[deployment.name]
             raise DeploymentExists(
                 f"{deployment.name!r} is deployed already, in version "
-                f"{taken.active!r}. To replace it, call "
-                f"daskinfer.get(client, {deployment.name!r}).undeploy() first, "
-                "or deploy under another name=."
+                f"{taken.active!r}. To replace it, call update(..., version=...) of "
+                f"daskinfer.get(client, {deployment.name!r}), or undeploy() to begin "
+                "anew; or deploy under another name=."
             )
         self.deployments[deployment.name] = deployment
         deployment.versions[version.version] = version

@@ -422,6 +422,41 @@ async def test_undeploying_during_an_update(c: Any, s: Any, a: Any) -> None:
     assert resident(a) == [set()]
 
 
+@gen_cluster(client=True, nthreads=[])
+async def test_the_stages_of_a_version(c: Any, s: Any) -> None:
+    model = await deploy(c, Says(1), wait=False)
+    probe = Probe(is_open=False)
+    builder = Builder(is_open=False)
+    builder.build = lambda: Builder.build(builder) and probe  # type: ignore
+    updating = asyncio.ensure_future(
+        model.update(
+            version="2",
+            factory=FACTORY,
+            factory_kwargs={"builder": builder},
+            warmup=ONE,
+        )
+    )
+
+    async def stage() -> str:
+        return (await model.status()).version("2").stage
+
+    await until(lambda: engine(s).registry.deployment("m").update is not None)
+    assert await stage() == "registered"
+    async with Worker(s.address) as worker:
+        await until(lambda: builder.built == 1)
+        assert await stage() == "loading"
+        builder.open()
+        await probe.entered()
+        while await stage() != "warming":
+            assert await stage() in ("loading", "warming")
+        told = (await model.status()).version("2")
+        assert (told.workers_ready, told.active) == (0, False)
+        probe.open()
+        await updating
+        assert [await stage(), active(s)] == ["active", "2"]
+        assert resident(worker) == [{"1", "2"}]
+
+
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_arguments_that_are_wrong(c: Any, s: Any, a: Any) -> None:
     model = await deploy(c, Says(1))
