@@ -104,6 +104,7 @@ class Loading:
         else:
             self._reload(name, version, worker)
         self.plugin.versions.settle()
+        self.plugin.versions.batch_ended()  # on a device that is broken
         self.plugin.service.changed()
 
     def _reload(self, name: str, version: str, worker: str) -> None:
