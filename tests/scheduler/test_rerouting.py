@@ -11,7 +11,8 @@ from scheduler_plugins.deployment import Deployment, Version
 from scheduler_plugins.line import Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.routing import Route
-from tests.scheduler.bench import A, Bench, on_loop, settle
+from tests.scheduler.bench import A, Bench, settle
+from tests.scheduler.virtual import on_loop
 
 
 class TwoVersions:

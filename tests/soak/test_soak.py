@@ -23,8 +23,8 @@ def test_failing_requests_leave_nothing_behind() -> None:
 def test_deployments_leave_nothing_behind() -> None:
     report = cycles.run(count=60)
     print(report)  # shown if it fails
-    # Three versions of 0.5 MB each time, on two workers: a leak of them is 75 MiB from
-    # the first fifth to the end, and half of that in the scheduler.
+    # Three versions of 0.5 MB each time: a leak would be 144 MB on the two workers
+    # from the first fifth to the end, and 72 MB in the scheduler.
     for sizes in (report.workers, report.scheduler):
         assert sizes[-1] - sizes[1] < 16 * 2**20
     assert not any(report.left.values())
