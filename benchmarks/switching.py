@@ -102,7 +102,10 @@ class _Load:
         """Latencies around switches, and those of other times."""
         during: list[float] = []
         calm: list[float] = []
+        started = self._latencies[0][0]
         for sent, seconds in self._latencies:
+            if sent < started + AROUND:
+                continue  # connections are made
             near = any(
                 began - AROUND < sent < ended + AROUND
                 for began, ended in self._switches
