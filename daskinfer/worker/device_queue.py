@@ -50,6 +50,9 @@ class DeviceQueue:
         self.account = ResourceAccount(worker)
         self._worker = worker
         self._turn = asyncio.Lock()
+        self._taken = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         # Dask's, whose threads are daemons: a model that hangs must not keep the
         # process from ending.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskinfer-device")
@@ -72,10 +75,22 @@ class DeviceQueue:
         function, args
             What to run.
         """
-        if not needed:
-            return await self._run(function, *args)
-        async with self._turn, self.account.hold(needed):
-            return await self._run(function, *args)
+        self._taken += 1
+        self._idle.clear()
+        try:
+            if not needed:
+                return await self._run(function, *args)
+            async with self._turn, self.account.hold(needed):
+                return await self._run(function, *args)
+        finally:
+            self._taken -= 1
+            if not self._taken:
+                self._idle.set()
+
+    async def idle(self, within: float) -> None:
+        """Wait until nothing runs or waits here, for so many seconds at most."""
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), within)
 
     @contextlib.contextmanager
     def breaking(self, device: Device) -> Iterator[None]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.loading")
 
+#: Seconds that each step of a warm-up waits for a device which is busy.
+_PATIENCE = 0.25
+
 _here = threading.local()
 
 
@@ -250,6 +253,8 @@ class Loader:
                 return next(steps, ended)
 
         while True:
+            # Requests that other models answer meanwhile go first.
+            await self._device.idle(_PATIENCE)
             running = self._device.run(model.resources, advance)
             step = await self._until_ended(asyncio.ensure_future(running))
             if step is ended:
