@@ -146,9 +146,14 @@ class Deployment:
         return self.route.active
 
     @property
+    def policy(self) -> BatchPolicy:
+        """How the requests of the active version are batched."""
+        return self.versions[self.active].policy
+
+    @property
     def batch_dim(self) -> int | None:
         """The axis along which requests are joined: that of all versions."""
-        return self.versions[self.active].policy.batch_dim
+        return self.policy.batch_dim
 
     def resident(self) -> list[Version]:
         """Versions that every worker shall have, the most needed ones first."""

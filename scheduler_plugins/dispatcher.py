@@ -82,7 +82,7 @@ class Dispatcher:
         self.lines = Lines(self.link, priority_age)
         self.statistics = self.lines.statistics
         self.running = Running(tasks, send, self.link)
-        self.recovery = Recovery(tasks, self._requeue, self._line_of)
+        self.recovery = Recovery(tasks, self._requeue, self.lines.holding)
         self.deadlines: Deadlines[Key] = Deadlines()
         self._admission = Admission(tasks)
         self.supervision = Supervision(
@@ -211,16 +211,9 @@ class Dispatcher:
         line.queue.push(request)
         self.wake()
 
-    def _line_of(self, request: Request, line: Line) -> Line:
-        """Who serves a request by now: its deployment may have been replaced."""
-        if request.queue is line.queue:
-            return line
-        others = self.lines.values()
-        return next((o for o in others if o.queue is request.queue), line)
-
     def _requeue(self, request: Request, line: Line) -> None:
         """Let a request wait where it belongs by now."""
-        line = self._line_of(request, line)
+        line = self.lines.holding(request, line)
         if request.waiting:
             line.queue.discard(request)
         elif request.error is not None or not self.tasks.is_parked(request.key):

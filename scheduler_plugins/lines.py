@@ -10,6 +10,7 @@ from scheduler_plugins.statistics import Statistics
 if TYPE_CHECKING:
     from scheduler_plugins.deployment import Deployment, Version
     from scheduler_plugins.load import Link
+    from scheduler_plugins.queueing import Request
 
 
 class Lines(dict[tuple[str, str], Line]):
@@ -49,6 +50,12 @@ class Lines(dict[tuple[str, str], Line]):
     def of(self, name: str) -> list[Line]:
         """Those of all versions of a deployment."""
         return [line for line in self.values() if line.name == name]
+
+    def holding(self, request: Request, line: Line) -> Line:
+        """Who serves a request by now that had been sent by a line."""
+        if request.queue is line.queue:
+            return line
+        return next((o for o in self.values() if o.queue is request.queue), line)
 
     def busy(self) -> list[Line]:
         """Those with requests that wait."""

@@ -228,9 +228,7 @@ class Service:
                 "versions": sorted(deployment.versions),
                 "active": deployment.active,
                 "batch_dim": deployment.batch_dim,
-                "max_batch_size": deployment.versions[
-                    deployment.active
-                ].policy.max_batch_size,
+                "max_batch_size": deployment.policy.max_batch_size,
                 "max_queue": deployment.max_queue,
                 "workers_ready": len(deployment.versions[deployment.active].ready()),
             }

@@ -84,9 +84,7 @@ class Versions:
                 artifact["digest"],
                 artifact,
                 warmup,
-                deployment.versions[deployment.active].policy
-                if policy is None
-                else BatchPolicy(**policy),
+                deployment.policy if policy is None else BatchPolicy(**policy),
             )
             rollout.begin(deployment, wanted, made)
         except (InferenceError, ValueError) as error:
