@@ -16,6 +16,8 @@
     what passes take of the device's memory
 ``resources``
     taking turns with the user's own tasks on the device
+``restarting``
+    how the Nanny is made to start the process anew
 ``results``
     results into the worker's memory
 """

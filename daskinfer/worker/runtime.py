@@ -22,6 +22,7 @@ from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
 from daskinfer.worker.inputs import MissingInput, fetch_inputs, load_call
 from daskinfer.worker.loading import Loader
+from daskinfer.worker.restarting import start_anew
 from daskinfer.worker.results import dump_errors, packed, store
 
 if TYPE_CHECKING:
@@ -301,15 +302,10 @@ class InferenceRuntime(WorkerPlugin):
 
     @guarded
     def replace(self, reason: str, stimulus_id: str) -> None:
-        """Have the Nanny start this process anew.
-
-        Results in its memory move to other workers first.
-        """
+        """Have the Nanny start this process anew."""
         logger.warning("Replacing the process of %s: %s", self.worker.address, reason)
         # Not as one of the worker's own background tasks: closing cancels those.
-        self.worker.loop.add_callback(
-            self.worker.close_gracefully, restart=True, reason=reason
-        )
+        self.worker.loop.add_callback(start_anew, self.worker, reason, stimulus_id)
 
     # Results
 
