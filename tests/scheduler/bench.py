@@ -228,25 +228,29 @@ class Bench:
     def answer(self, index: int = -1, **about: Any) -> None:
         """Answer a batch that was sent."""
         address, message = self.runs[index]
-        keys, rows = message["keys"], len(message["keys"])
         seconds = self.seconds[message["name"]]
-        done: Any = {
-            "batch": message["batch"],
-            "keys": keys,
-            "failed": {},
-            "missing": [],
-            "out_of_memory": 0,
-            "passes": [
-                {"rows": rows, "padded": rows, "requests": rows, "seconds": seconds}
-            ],
-            "waited": 0.0,
-            "ran": seconds,
-            "device": "cpu",
-            "struck": [],
-            "broken": "",
-            "stimulus_id": "done",
-        }
-        self.dispatcher.done(done | about, address)
+        self.dispatcher.done(done_message(message, seconds) | about, address)
+
+
+def done_message(message: Any, seconds: float) -> Any:
+    """What a worker says when it has run all of a batch, one row each, in one pass."""
+    rows = len(message["keys"])
+    return {
+        "batch": message["batch"],
+        "keys": message["keys"],
+        "failed": {},
+        "missing": [],
+        "out_of_memory": 0,
+        "passes": [
+            {"rows": rows, "padded": rows, "requests": rows, "seconds": seconds}
+        ],
+        "waited": 0.0,
+        "ran": seconds,
+        "device": "cpu",
+        "struck": [],
+        "broken": "",
+        "stimulus_id": "done",
+    }
 
 
 async def settle() -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugins import dispatcher, recovery, running, supervision, timer
+from scheduler_plugins import (
+    dispatcher,
+    lifecycle,
+    recovery,
+    running,
+    supervision,
+    timer,
+)
 
 
 class _Selector(selectors.SelectSelector):
@@ -38,7 +45,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine, with the engine on the loop's own clock."""
     loop = _Loop()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (dispatcher, recovery, running, supervision, timer):
+        for module in (dispatcher, lifecycle, recovery, running, supervision, timer):
             patch.setattr(module, "monotonic", loop.time)
         try:
             loop.run_until_complete(main)
