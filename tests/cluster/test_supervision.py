@@ -219,7 +219,6 @@ def endless() -> Any:
     return answer
 
 
-@both_ways
 @gen_cluster(
     client=True,
     nthreads=TWO_WORKERS,
@@ -227,7 +226,7 @@ def endless() -> Any:
     config={"daskinfer.health.replace-after": "300ms"},
     timeout=120,
 )
-async def test_an_input_that_never_ends_costs_processes_but_no_answers(c, s, a, b, way):
+async def test_an_input_that_never_ends_costs_processes_but_no_answers(c, s, a, b):
     model = await deploy(
         c, endless(), max_batch_size=16, warmup=ONE, batch_timeout="300ms", breaker=SOON
     )
