@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from daskinfer import BreakerPolicy, RetryPolicy, protocol
@@ -20,7 +20,7 @@ from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.routing import Route, Routing
 from tests.scheduler.bench import done_message
-from tests.scheduler.tasks import DaskTasks, Task
+from tests.scheduler.tasks import ENDED, DaskTasks, Task
 
 SECONDS = 0.01
 
@@ -166,6 +166,8 @@ class Cluster:
             self.lose(address, expected=False)
         else:
             self.say(address, self.batches[address].pop(0), **about)
+            if not about:
+                self._check_taken(message, wanted)
 
     def say(self, address: str, message: Any, **about: Any) -> None:
         """A worker answers a batch, whether anybody waits for that or not."""
@@ -196,9 +198,23 @@ class Cluster:
         sent = [self.requests[key] for key in message["keys"]]
         # Those in a group run isolated.
         message["alone"] = sent[0].group is not None
+        self._check_new(address, sent)
         self.batches[address].append(message)
         self._check_turn(message["name"], sent)
         self._check_room(address)
+
+    def _check_new(self, address: str, sent: Sequence[Request]) -> None:
+        """No later attempt goes where the result of an earlier one may yet be."""
+        before = {task for batch in self.batches[address] for task in batch["payloads"]}
+        for request in sent:
+            again = request.attempts > 1 and self.tasks.by_key[request.key] in before
+            assert not again, f"{request} is sent to {address} twice"
+
+    def _check_taken(self, message: Any, answered: Collection[int]) -> None:
+        """Whoever still wanted an answer has it, also if it was given up."""
+        for key, task in zip(message["keys"], message["payloads"], strict=True):
+            if key in answered and self.tasks.by_key.get(key) is task:
+                assert task.state in ENDED, f"{task} did not get its answer"
 
     def _check_turn(self, name: str, sent: Sequence[Request]) -> None:
         """Nobody who was sent has overtaken, and they fit into a batch."""

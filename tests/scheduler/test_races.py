@@ -105,7 +105,7 @@ def pick(rng: random.Random, frequencies: dict):
 
 
 # What must hold. Who gets whose answer, that nobody ends twice, and what workers are
-# sent is checked where it happens.
+# sent is checked where it happens (in tasks.py and cluster.py).
 
 
 def check_places(cluster: Cluster) -> None:
