@@ -308,6 +308,9 @@ class Running:
     def _close(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:
             batch.line.in_flight -= 1
+        for request in batch.given_up.values():
+            # Nothing more will come of it here, so it may be moved once more.
+            request.hedged = False
         for request in batch.requests.values():
             request.batch = None
         batch.requests.clear()

@@ -157,6 +157,24 @@ async def test_one_that_ends_soon_after_it_was_given_up_is_not_told_of():
 
 
 @on_loop
+async def test_who_was_moved_once_is_moved_again_when_the_first_worker_is_gone():
+    bench = Bench(suspicion=SOON).follow()
+    line = bench.open(workers=(A, B), seconds=1e-3)
+    bench.enqueue(line, "k")
+    await settle()
+    ((first, _),) = bench.batches
+    await come(lambda: len(bench.batches) == 2)
+    bench.lose(first)
+    bench.join("tcp://c:1")
+    # The second one says nothing either.
+    await come(lambda: len(bench.batches) == 3)
+    assert bench.batches[2] == ("tcp://c:1", ["k"])
+    bench.answer(2)
+    bench.answer(1, keys=[])
+    nothing_is_left(bench)
+
+
+@on_loop
 async def test_batches_of_a_suspect_go_elsewhere_once_and_are_not_charged():
     bench = Bench(suspicion=SOON).follow()
     line = bench.open(
