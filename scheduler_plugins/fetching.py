@@ -14,12 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed.protocol.serialize import (
-    Serialize,
-    Serialized,
-    deserialize,
-    to_serialize,
-)
+from distributed.protocol.serialize import to_serialize
 
 from daskinfer import transport
 
@@ -143,13 +138,6 @@ class _Packs(Mapping[Key, Any]):
 
     def _plain(self) -> list[dict[str, Any]]:
         return [
-            {**pack, "frames": [_bytes_of(frame) for frame in pack["frames"]]}
+            {**pack, "frames": [transport.read(frame) for frame in pack["frames"]]}
             for pack in self._packs
         ]
-
-
-def _bytes_of(frame: Any) -> Any:
-    """The bytes of a frame that was to be handed on as it came."""
-    if isinstance(frame, Serialized):
-        return deserialize(frame.header, frame.frames)
-    return frame.data if isinstance(frame, Serialize) else frame

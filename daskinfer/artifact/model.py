@@ -10,17 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distributed.protocol.serialize import (
-    Serialize,
-    Serialized,
-    deserialize,
-    to_serialize,
-)
+from distributed.protocol.serialize import to_serialize
 
 from daskinfer.artifact import archive
 from daskinfer.artifact.pickling import take_apart_or_explain
 from daskinfer.artifact.skeleton import put_together
 from daskinfer.exceptions import InferenceError
+from daskinfer.transport import read
 
 if TYPE_CHECKING:
     import torch
@@ -244,10 +240,10 @@ class Artifact:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Artifact:
         """Make an artifact of a message as it arrived, or as it was made."""
-        weights = _received(message["weights"])
+        weights = read(message["weights"])
         return cls(
             format=message["format"],
-            builder=bytes(_received(message["builder"])),
+            builder=bytes(read(message["builder"])),
             weights=None if weights is None else memoryview(weights).cast("B"),
             label=message["label"],
             digest=message["digest"],
@@ -367,9 +363,3 @@ def _find(factory: str) -> Callable[..., Any]:
 def _label(model: Any) -> str:
     name = getattr(model, "original_name", None) or getattr(model, "__name__", None)
     return name if isinstance(name, str) else type(model).__name__
-
-
-def _received(value: Any) -> Any:
-    if isinstance(value, Serialized):
-        return deserialize(value.header, value.frames)
-    return value.data if isinstance(value, Serialize) else value

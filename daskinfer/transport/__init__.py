@@ -10,6 +10,8 @@
     ``client.gather`` and ``client.scatter`` keep them too
 ``tensors``
     a tensor as the bits of its elements
+``unread``
+    :func:`read` looks into what Dask hands on unread
 
 All is pickle, protocol 5, with three additions: a plain tensor travels as the bits
 of its elements; whatever lives in ``__main__`` is carried by value (cloudpickle);
@@ -22,6 +24,7 @@ from __future__ import annotations
 from daskinfer.transport.frames import OUT_OF_BAND_BYTES, Frame, dumps, loads
 from daskinfer.transport.packing import merge, pack, unpack
 from daskinfer.transport.registration import register
+from daskinfer.transport.unread import read
 
 __all__ = [
     "OUT_OF_BAND_BYTES",
@@ -30,6 +33,7 @@ __all__ = [
     "loads",
     "merge",
     "pack",
+    "read",
     "register",
     "unpack",
 ]

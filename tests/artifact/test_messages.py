@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from distributed.protocol import dumps, loads
 from distributed.utils_test import gen_cluster
@@ -26,9 +27,14 @@ def test_a_message_goes_there_and_back() -> None:
     assert torch.equal(again.build("cpu")(torch.ones(1, 4)), net(torch.ones(1, 4)))
 
 
-def test_a_scheduler_passes_it_on_unread() -> None:
-    artifact = Artifact.from_object(Tied())
-    passed = loads(dumps(artifact.to_message()), deserialize=False)
+@pytest.mark.parametrize("compression", ["lz4", "zlib", False])
+def test_a_scheduler_passes_it_on_unread(compression: Any) -> None:
+    net = nn.Linear(512, 512)
+    nn.init.zeros_(net.weight)  # easily compressed
+    artifact = Artifact.from_object(net)
+    frames = dumps(artifact.to_message(), context={"compression": compression})
+    passed = loads(frames, deserialize=False)
+    assert any(passed["weights"].header["compression"]) == bool(compression)
     assert Artifact.from_message(loads(dumps(passed))) == artifact
     assert Artifact.from_message(passed) == artifact  # should it want to look
 
