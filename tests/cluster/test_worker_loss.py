@@ -81,7 +81,9 @@ async def test_a_deadly_input_dies_alone(c, s, a, b, way):
     assert deadly_one.charges <= 4 and deadly_one.bystander <= 2
     assert error.attempts == deaths == deadly_one.charges + deadly_one.bystander
     status = await model.status()
-    assert (status.requests, status.failures) == (64, 1)
+    # Results that died with a worker before they were fetched were computed again.
+    assert (status.requests, status.failures) == (status.successes + 1, 1)
+    assert status.requests >= 64
     assert (status.waiting, status.in_flight) == (0, 0)
     assert np.array_equal(await model.submit(row(20)), row(21))
     del futures, future, deadly_one, error
