@@ -169,7 +169,9 @@ async def test_a_cut_that_dask_does_not_notice(c, s, a):
         await nothing_is_left(s)
 
 
-@pytest.mark.parametrize("how", ["cable", "frozen"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("cable", marks=pytest.mark.slow), "frozen"]
+)
 @gen_cluster(
     client=True, nthreads=ONE_WORKER, Worker=Nanny, config=IMPATIENT, timeout=90
 )

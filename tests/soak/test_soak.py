@@ -8,6 +8,7 @@ from tests.soak import cycles
 from tests.soak.__main__ import run
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_failing_requests_leave_nothing_behind() -> None:
     report = run(count=5_000)
@@ -19,6 +20,7 @@ def test_failing_requests_leave_nothing_behind() -> None:
     assert report.throughput > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_deployments_leave_nothing_behind() -> None:
     report = cycles.run(count=60)
