@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from daskinfer.fields import size, timeout_of
+from daskinfer.fields import given_duration, size
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,10 @@ class BreakerPolicy:
     max_cooldown: float = 120.0
 
     def __post_init__(self) -> None:
-        for field, value in (
-            ("failures", size("failures", self.failures)),
-            ("window", _some_time("window", self.window)),
-            ("cooldown", _some_time("cooldown", self.cooldown)),
-            ("max_cooldown", _some_time("max_cooldown", self.max_cooldown)),
-        ):
-            object.__setattr__(self, field, value)
+        object.__setattr__(self, "failures", size("failures", self.failures))
+        for field in ("window", "cooldown", "max_cooldown"):
+            seconds = given_duration(field, getattr(self, field), above_zero=True)
+            object.__setattr__(self, field, seconds)
         if self.cooldown > self.max_cooldown:
             raise ValueError(
                 f"cooldown is {self.cooldown:g} s, above max_cooldown, which is "
@@ -74,10 +71,3 @@ class BreakerPolicy:
         True
         """
         return asdict(self)
-
-
-def _some_time(field: str, value: object) -> float:
-    seconds = timeout_of(field, value)
-    if seconds is None:
-        raise TypeError(f"{field} must be a duration, got None")
-    return seconds

@@ -93,9 +93,9 @@ def timeout_of(field: str, value: object) -> float | None:
     return duration(field, value)
 
 
-def given_duration(field: str, value: object) -> float:
+def given_duration(field: str, value: object, *, above_zero: bool = False) -> float:
     """Read a time that must not be left out."""
-    seconds = duration(field, value)
+    seconds = (timeout_of if above_zero else duration)(field, value)
     if seconds is None:
         raise TypeError(f"{field} must be a duration, got None")
     return seconds

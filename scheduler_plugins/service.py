@@ -174,8 +174,7 @@ class Service:
         self.plugin.scheduler.log_event("warn", {"message": dumps(message)})
 
     def _everybody_came(self) -> bool:
-        come = self.plugin.registry.workers.keys()
-        return self.plugin.scheduler.workers.keys() <= come
+        return self.plugin.tasks.workers() <= self.plugin.registry.workers.keys()
 
     def _outcome(self, version: Version) -> dict[str, Any]:
         if version.ready():
@@ -288,7 +287,7 @@ class Service:
         )
 
     def _addresses(self) -> list[str]:
-        return sorted({*self.plugin.registry.workers, *self.plugin.scheduler.workers})
+        return sorted(self.plugin.registry.workers.keys() | self.plugin.tasks.workers())
 
     def _version(self, deployment: Deployment, line: Line) -> VersionStatus:
         version = deployment.versions[line.version]

@@ -241,6 +241,10 @@ class Facts:
             self.scheduler.coerce_hostname(host) for host in constraint.hosts
         }
 
+    def workers(self) -> set[str]:
+        """Addresses of all workers of the cluster."""
+        return set(self.scheduler.workers)
+
     def has_worker(self, address: str) -> bool:
         """Whether a worker is part of the cluster."""
         return address in self.scheduler.workers
