@@ -46,6 +46,7 @@ HELLO = "daskinfer-hello"
 WARMING = "daskinfer-warming"
 LOADED = "daskinfer-loaded"
 UNLOADED = "daskinfer-unloaded"
+PROGRESS = "daskinfer-progress"
 DONE = "daskinfer-done"
 
 #: Calls (request and answer) to the scheduler.
@@ -252,6 +253,18 @@ class AnswersMessage(TypedDict):
     keys: list[Key]
     places: list[int]
     pack: Pack
+
+
+class ProgressMessage(TypedDict):
+    """A batch cannot begin yet, or has ``begun`` after it could not.
+
+    It waits for inputs from other workers, or for a task that holds the device. Of a
+    batch that only waits for those before it nothing is said.
+    """
+
+    op: str
+    batch: str
+    begun: bool
 
 
 class DoneMessage(TypedDict):

@@ -6,7 +6,6 @@ After M. Nygard, "Release It!", 2007. Pure: the time is an argument.
 from __future__ import annotations
 
 import math
-from collections import deque
 from enum import Enum
 
 from daskinfer.breaker import BreakerPolicy
@@ -42,11 +41,11 @@ class Breaker:
 
     Examples
     --------
-    >>> breaker = Breaker(BreakerPolicy(failures=2, cooldown=5.0))
-    >>> breaker.failed(0.0, "no"), breaker.failed(1.0, "no again")
-    (False, True)
+    >>> breaker = Breaker(BreakerPolicy(cooldown=5.0))
+    >>> breaker.open(1.0, "it is late")
+    True
     >>> breaker.state(1.0).value, breaker.state(6.0).value, breaker.reason
-    ('open', 'half-open', 'no again')
+    ('open', 'half-open', 'it is late')
     >>> breaker.wants_probe(6.0)
     True
     >>> breaker.try_with("batch-7")
@@ -54,13 +53,12 @@ class Breaker:
     False
     """
 
-    __slots__ = ("_cooldown", "_failures", "_policy", "_until", "probe", "reason")
+    __slots__ = ("_cooldown", "_policy", "_until", "probe", "reason")
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.reason: str | None = None
         self.probe: str | None = None
         self._policy = policy
-        self._failures: deque[float] = deque()
         self._cooldown = policy.cooldown
         self._until: float | None = None  # None: closed
 
@@ -71,11 +69,6 @@ class Breaker:
     def is_closed(self) -> bool:
         """Whether requests are given as if nothing had happened."""
         return self._until is None
-
-    def is_clean(self, now: float) -> bool:
-        """Whether nothing is held against the worker any more."""
-        self._prune(now)
-        return self.is_closed and not self._failures
 
     def state(self, now: float) -> BreakerState:
         """Its state at a time."""
@@ -95,14 +88,6 @@ class Breaker:
 
     # What happens
 
-    def failed(self, now: float, reason: str) -> bool:
-        """Count a failure of the worker; tell whether it has opened by that."""
-        if not self.is_closed:
-            return self.open(now, reason)
-        self._failures.append(now)
-        self._prune(now)
-        return len(self._failures) >= self._policy.failures and self.open(now, reason)
-
     def open(self, now: float, reason: str) -> bool:
         """Open at once, for twice as long as the last time; tell whether it has.
 
@@ -113,7 +98,6 @@ class Breaker:
         self._until = now + self._cooldown
         self._cooldown = min(2 * self._cooldown, self._policy.max_cooldown)
         self.reason, self.probe = reason, None
-        self._failures.clear()
         return True
 
     def doubt(self, now: float, reason: str) -> bool:
@@ -121,13 +105,8 @@ class Breaker:
         if not self.is_closed:
             return False
         self._until, self.reason = now, reason
-        self._failures.clear()
         return True
 
     def try_with(self, batch_id: str) -> None:
         """Note the batch that decides."""
         self.probe = batch_id
-
-    def _prune(self, now: float) -> None:
-        while self._failures and self._failures[0] < now - self._policy.window:
-            self._failures.popleft()

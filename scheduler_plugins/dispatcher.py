@@ -259,6 +259,13 @@ class Dispatcher:
             self.supervision.answered(batch, message)
         self.wake()
 
+    def progressed(self, batch_id: str, address: str, *, begun: bool) -> None:
+        """A worker says that a batch waits for something, or has begun after that."""
+        batch = self.running.batches.get(batch_id)
+        if batch is not None and batch.device.name == address:
+            self.supervision.progressed(batch, begun=begun)
+            self.wake()
+
     def watch(self, key: Key, deadline: float) -> None:
         """See to it that a request ends in time, whatever it waits for."""
         self.deadlines.set(key, deadline)

@@ -106,7 +106,7 @@ class Health:
     Attributes
     ----------
     breakers
-        Of workers that have had failures; the others are well.
+        Of workers that are not well.
 
     Examples
     --------
@@ -167,10 +167,6 @@ class Health:
         """Open a worker's breaker at once; tell whether it has opened by that."""
         return self._breaker(address).open(now, reason)
 
-    def failed(self, address: str, now: float, reason: str) -> bool:
-        """Count a failure of a worker; tell whether its breaker has opened by that."""
-        return self._breaker(address).failed(now, reason)
-
     def doubt(self, address: str, now: float, reason: str) -> bool:
         """Try a worker with one request before it is given more."""
         return self._breaker(address).doubt(now, reason)
@@ -180,7 +176,7 @@ class Health:
         self._breaker(address).try_with(batch_id)
 
     def answered(
-        self, address: str, batch_id: str, now: float, *, retry: bool = False
+        self, address: str, batch_id: str, *, retry: bool = False
     ) -> BreakerState | None:
         """A worker has answered requests.
 
@@ -195,13 +191,8 @@ class Health:
         self._good += not retry
         self._streaks.pop(address, None)
         breaker = self.breakers.get(address)
-        if breaker is None:
-            return None
-        if breaker.is_closed:
-            if breaker.is_clean(now):
-                del self.breakers[address]
-            return None
-        return self._close(address) if breaker.probe == batch_id else None
+        is_probe = breaker is not None and breaker.probe == batch_id
+        return self._close(address) if is_probe else None
 
     def refused(
         self,

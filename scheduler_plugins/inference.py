@@ -139,6 +139,7 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.WARMING: self.loading.warming,
                 protocol.LOADED: self.loading.loaded,
                 protocol.UNLOADED: self.loading.unloaded,
+                protocol.PROGRESS: self.progress,
                 protocol.DONE: self.done,
             }
         )
@@ -220,6 +221,11 @@ class InferencePlugin(SchedulerPlugin):
             self.dispatcher.workers_changed()
             self.versions.settle()
         self.service.changed()
+
+    @guarded
+    def progress(self, worker: str, batch: str, begun: bool) -> None:
+        """A batch waits for more than its turn, or has begun after that."""
+        self.dispatcher.progressed(batch, worker, begun=begun)
 
     @guarded
     def done(self, worker: str, **message: Any) -> None:

@@ -225,7 +225,7 @@ class Lifecycle:
         if batch is not None:
             worker = batch.device.name
             about |= {"version": batch.line.version, "worker": worker}
-            doing = "it ran" if batch.is_first else "it waited for its turn"
+            doing = "it ran" if batch.is_running else "it waited for its turn"
             return DeadlineExceeded(
                 f"{passed} while {doing} on {worker}: {advice}", **about
             )

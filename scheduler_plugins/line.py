@@ -41,8 +41,9 @@ class Batch:
     """Requests that were sent together and are not answered yet.
 
     Those of a ``retry`` have failed elsewhere before. One that is ``overdue`` is past
-    its time limit. Those that were ``given_up`` run elsewhere by now. The worker was
-    not told: its late results are taken if they come first.
+    its time limit. One that ``died`` was running when its worker was lost. Those that
+    were ``given_up`` run elsewhere by now. The worker was not told: its late results
+    are taken if they come first.
     """
 
     batch_id: str
@@ -54,6 +55,7 @@ class Batch:
     sent_at: float
     retry: bool = False
     overdue: bool = False
+    died: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
 
     @property
@@ -62,10 +64,16 @@ class Batch:
         return f"daskinfer-run-{self.batch_id}"
 
     @property
-    def is_first(self) -> bool:
+    def waits_since(self) -> float | None:
+        """Since when it waits for more than its turn; None if it does not."""
+        flight = self.device.flight(self.batch_id)
+        return None if flight is None else flight.waits_since
+
+    @property
+    def is_running(self) -> bool:
         """Whether it is what its device runs now, as far as can be known."""
-        flights = self.device.flights
-        return bool(flights) and flights[0].batch_id == self.batch_id
+        running = self.device.running
+        return running is not None and running.batch_id == self.batch_id
 
 
 class Line:

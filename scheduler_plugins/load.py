@@ -35,6 +35,14 @@ class Flight:
         the prediction changes while the batch is on its way.
     alone : bool
         Nothing may be queued behind it on the device.
+
+    Attributes
+    ----------
+    waits_since : float or None
+        Since when it waits for something else than the batches before it, as the
+        worker has said; None while it does not.
+    begun_at : float or None
+        When it began after such a wait; None if there was none.
     """
 
     batch_id: str
@@ -42,6 +50,8 @@ class Flight:
     sent_at: float
     seconds: Callable[[], float]
     alone: bool = False
+    waits_since: float | None = None
+    begun_at: float | None = None
 
 
 class Link:
@@ -186,6 +196,13 @@ class DeviceLoad:
         return not self.flights
 
     @property
+    def running(self) -> Flight | None:
+        """What it runs now, as far as can be known."""
+        begun = [f for f in self.flights if f.begun_at is not None]
+        ready = [f for f in self.flights if f.waits_since is None]
+        return next(iter(begun or ready), None)
+
+    @property
     def rows(self) -> int:
         """Rows of all batches under way."""
         return sum(flight.rows for flight in self.flights)
@@ -205,6 +222,17 @@ class DeviceLoad:
         self.flights.append(flight)
         self.last_sent = flight.sent_at
 
+    def flight(self, batch_id: str) -> Flight | None:
+        """A batch under way; None if none has this name."""
+        return next((f for f in self.flights if f.batch_id == batch_id), None)
+
+    def progressed(
+        self, flight: Flight, now: float, link: Link, *, begun: bool
+    ) -> None:
+        """A batch cannot begin yet for other reasons, or has begun after that."""
+        flight.waits_since = None if begun else now
+        flight.begun_at = now - link.inbound if begun else None
+
     def finish(self, batch_id: str, now: float, link: Link) -> Flight | None:
         """Note that a batch was answered, or that no answer will come.
 
@@ -213,14 +241,13 @@ class DeviceLoad:
         Flight or None
             What was under way; None if no batch of this name was.
         """
-        for index, flight in enumerate(self.flights):
-            if flight.batch_id == batch_id:
-                del self.flights[index]
-                # Predicting each batch from its own send time alone would add up the
-                # errors of all its predecessors; the answer sets the clock right.
-                self._clock.free_at = now - link.inbound
-                return flight
-        return None
+        flight = self.flight(batch_id)
+        if flight is not None:
+            self.flights.remove(flight)
+            # Predicting each batch from its own send time alone would add up the
+            # errors of all its predecessors; the answer sets the clock right.
+            self._clock.free_at = now - link.inbound
+        return flight
 
     def expected_free(self, now: float, link: Link) -> float:
         """When the device will have run all that was sent to it.

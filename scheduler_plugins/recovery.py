@@ -67,11 +67,11 @@ class Recovery:
     def worker_lost(self, batches: Sequence[tuple[Batch, Sequence[Request]]]) -> None:
         """A worker has died with batches, given in the order in which they were sent.
 
-        The first of them was running. The others were queued behind it, as far as
-        can be known.
+        One of them was running. The others waited for their turn, as far as can be
+        known.
         """
-        for place, (batch, requests) in enumerate(batches):
-            if place == 0:
+        for batch, requests in batches:
+            if batch.died:
                 self._tell_died(batch)
                 alone = len(batch.run_ids) == 1
                 self._charge(batch, requests, WorkerLost, alone=alone)
@@ -164,31 +164,7 @@ class Recovery:
         alone = len(requests) == 1
         self._charge(batch, requests, DeviceError, alone=alone, reason=reason)
 
-    # Other failures of the engine
-
-    def attempt_failed(
-        self, request: Request, line: Line, kind: type[RequestFailed], address: str
-    ) -> None:
-        """Charge a request with a failure of its own attempt on a worker.
-
-        It is tried again elsewhere, after a while, as far as the policy goes; then as
-        far as the user's ``retries=`` go.
-        """
-        request.charges += 1
-        request.tried |= {address}
-        now = monotonic()
-        decision = retrying.decide(
-            line.retry, kind, request.charges, now, random.random()
-        )
-        if not isinstance(decision, Fail):
-            if decision.not_before > now:
-                self._hold_back(request, line, decision.not_before)
-            else:
-                self._requeue(request, line)
-        elif self._tasks.spend_retry(request.key):
-            self._requeue(request, line)
-        else:
-            self._fail(request, line, kind, address)
+    # Waiting until later
 
     def _hold_back(self, request: Request, line: Line, until: float) -> None:
         line = self._line_of(request, line)

@@ -169,6 +169,8 @@ class Running:
         gone = [b for b in self.batches.values() if b.device.name == address]
         held = [(batch, list(batch.requests.values())) for batch in gone]
         for batch in gone:
+            batch.died = batch.is_running
+        for batch in gone:
             self._lose(batch)
         return held
 
@@ -277,7 +279,7 @@ class Running:
             for key in message["missing"]
             if key in requests and key not in batch.given_up
         ]
-        self._retry_missing(requests, missing, message["stimulus_id"])
+        self._retry_missing(requests, missing, address, message["stimulus_id"])
         if message["broken"]:
             told = {*message["keys"], *message["failed"], *missing, *batch.given_up}
             self.release(
@@ -290,12 +292,20 @@ class Running:
         self._tasks.release_running([r.key for r in requests], stimulus_id)
 
     def _retry_missing(
-        self, requests: dict[Key, Request], missing: list[Key], stimulus_id: str
+        self,
+        requests: dict[Key, Request],
+        missing: list[Key],
+        address: str,
+        stimulus_id: str,
     ) -> None:
-        """Park requests whose inputs had moved when the worker looked for them."""
+        """Park requests whose inputs a worker could not fetch; others are to try.
+
+        They had moved when it looked for them, or it does not reach their holders.
+        """
         for key in missing:
             request = requests[key]
             request.misses += 1
+            request.tried |= {address}
             if request.misses >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(
                     f"the inputs of {key!r} could not be fetched from the workers "

@@ -136,6 +136,16 @@ class Supervision:
         """A batch has left."""
         self.watched.set(batch.batch_id, batch.sent_at + self._patience(batch))
 
+    def progressed(self, batch: Batch, *, begun: bool) -> None:
+        """A batch waits for inputs or for a task that has the device, or not any more.
+
+        What it waits for is nobody's fault: only the time it runs is limited.
+        """
+        flight, now = batch.device.flight(batch.batch_id), monotonic()
+        if flight is not None:
+            batch.device.progressed(flight, now, self._link, begun=begun)
+            self.watched.set(batch.batch_id, now + self._patience(batch))
+
     def answered(self, batch: Batch, message: DoneMessage) -> None:
         """A worker has said something of a batch."""
         self.watched.discard(batch.batch_id)
@@ -148,13 +158,12 @@ class Supervision:
                 self._came_back(device, now)
             return
         if message["keys"]:
-            changed = health.answered(address, batch.batch_id, now, retry=batch.retry)
-        elif message["failed"]:
-            failed = len(message["failed"])
-            told = next(iter(message["failed"].values()))["exception_text"]
+            changed = health.answered(address, batch.batch_id, retry=batch.retry)
+        elif message["failed"] or message["missing"]:
+            failed = len(message["failed"]) + len(message["missing"])
             reason = (
-                f"all of its latest batches failed ({told}), which those of other "
-                "workers do not"
+                f"all of its latest batches failed ({_why_failed(message)}), which "
+                "those of other workers do not"
             )
             rows = max(batch.rows, failed)
             predicted = batch.line.latency.seconds(address, device.device_class, rows)
@@ -216,11 +225,12 @@ class Supervision:
             reason = f"batch {batch.batch_id} of {batch.line.name!r} runs on {passed}"
             self._hung(batch.device.name, reason)
             return
-        started = self._started(batch)
+        waits_since = batch.waits_since
+        limit = batch.line.batch_timeout if waits_since is None else None
+        started = self._started(batch) if waits_since is None else waits_since
         if started is None:
             self.watched.set(batch.batch_id, now + self._patience(batch))
             return
-        limit = batch.line.batch_timeout
         if limit is not None and now >= started + limit:
             self._time_out(batch, limit, now)
             return
@@ -229,10 +239,14 @@ class Supervision:
         if now < suspect_at:
             again = min(again, suspect_at)
         elif batch.batch_id not in batch.device.stuck:
+            about = f"batch {batch.batch_id} of {batch.line.name!r}"
+            passed = f"{now - started:.3g} s"
             reason = (
-                f"it has not answered batch {batch.batch_id} of {batch.line.name!r} "
-                f"for {now - started:.3g} s, where {self._predicted(batch):.3g} s were "
-                "expected"
+                f"it has not answered {about} for {passed}, where "
+                f"{self._predicted(batch):.3g} s were expected"
+                if waits_since is None
+                else f"{about} has waited there for {passed} for inputs from other "
+                "workers, or for a task that holds the device"
             )
             logger.warning(
                 "%s is suspect: %s. It gets nothing more until it answers; what it has "
@@ -276,11 +290,10 @@ class Supervision:
 
         Those that run there do so once; those that have not begun, each time.
         """
-        first = device.flights[0].batch_id if device.flights else None
         for batch in list(self._running.batches.values()):
             if batch.device.name != device.name or not batch.requests:
                 continue
-            has_begun = batch.batch_id == first
+            has_begun = batch.is_running
             others = self._others(batch.line, running)
             moving = [
                 request
@@ -316,9 +329,11 @@ class Supervision:
 
     def _started(self, batch: Batch) -> float | None:
         """When a batch began to run, as far as is known; None if it has not."""
-        device = batch.device
-        if not batch.is_first:
+        device, flight = batch.device, batch.device.running
+        if flight is None or flight.batch_id != batch.batch_id:
             return None
+        if flight.begun_at is not None:
+            return flight.begun_at
         return max(device.free_at, batch.sent_at + self._link.outbound)
 
     def _predicted(self, batch: Batch) -> float:
@@ -340,3 +355,9 @@ class Supervision:
             breaker.next() - now,
             breaker.reason,
         )
+
+
+def _why_failed(message: DoneMessage) -> str:
+    for failure in message["failed"].values():
+        return failure["exception_text"]
+    return "their inputs could not be fetched"

@@ -34,6 +34,8 @@ class DeviceQueue:
     ----------
     worker
         Whose device it is. :func:`distributed.get_worker` works on the thread.
+    must_wait
+        Called when what is next has to wait for a task that holds its resources.
 
     Attributes
     ----------
@@ -45,9 +47,11 @@ class DeviceQueue:
     Lives on the worker's event loop.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self, worker: Worker, must_wait: Callable[[], None] = lambda: None
+    ) -> None:
         self.broken: BaseException | None = None
-        self.account = ResourceAccount(worker)
+        self.account = ResourceAccount(worker, must_wait)
         self._worker = worker
         self._turn = asyncio.Lock()
         self._taken = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -28,17 +28,30 @@ class ResourceAccount:
     more; Dask starts no further task on a reserved resource. When the batch is
     over, tasks come first. So both get their turn, alternately if both are many.
 
+    Parameters
+    ----------
+    worker
+        Whose resources they are.
+    must_wait
+        Called when a batch has to wait for a task to end.
+
     Notes
     -----
     Lives on the worker's event loop.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, must_wait: Callable[[], None]) -> None:
         self._worker = worker
+        self._must_wait = must_wait
         self._waiting: deque[tuple[Mapping[str, float], asyncio.Future[None]]] = deque()
 
     def __repr__(self) -> str:
         return f"<ResourceAccount waiting: {len(self._waiting)}>"
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a batch waits for a task to end."""
+        return bool(self._waiting)
 
     def declared(self, needed: Mapping[str, float]) -> dict[str, float]:
         """The part of ``needed`` that this worker has declared to have."""
@@ -58,6 +71,7 @@ class ResourceAccount:
                     asyncio.get_running_loop().create_future()
                 )
                 self._waiting.append((needed, granted))
+                self._must_wait()
                 await granted
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -47,9 +48,7 @@ def store(worker: Worker, results: dict[Key, Any], stimulus_id: str) -> dict[str
     """
     state = worker.state
     # A copy from an attempt of the past would silently stay instead.
-    stale = [key for key in results if key in state.tasks]
-    if stale:
-        worker.handle_stimulus(FreeKeysEvent(keys=stale, stimulus_id=stimulus_id))
+    forget(worker, results, stimulus_id)
     worker.handle_stimulus(UpdateDataEvent(data=results, stimulus_id=stimulus_id))
     types: dict[type, int] = {}
     keys, nbytes, index, lost = [], [], [], []
@@ -72,6 +71,13 @@ def store(worker: Worker, results: dict[Key, Any], stimulus_id: str) -> dict[str
         "typenames": [typename(kind) for kind in types],
         "failed": failed,
     }
+
+
+def forget(worker: Worker, keys: Iterable[Key], stimulus_id: str) -> None:
+    """Drop whatever the worker has under some keys; call this on its event loop."""
+    stale = [key for key in keys if key in worker.state.tasks]
+    if stale:
+        worker.handle_stimulus(FreeKeysEvent(keys=stale, stimulus_id=stimulus_id))
 
 
 def _why_lost(worker: Worker, key: Key) -> Failure:

@@ -23,7 +23,7 @@ from daskinfer.worker.execution import Item, Outcome
 from daskinfer.worker.inputs import MissingInput, fetch_inputs, load_call
 from daskinfer.worker.loading import Loader
 from daskinfer.worker.restarting import start_anew
-from daskinfer.worker.results import dump_errors, packed, store
+from daskinfer.worker.results import dump_errors, forget, packed, store
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -61,6 +61,7 @@ class Job:
     active: Mapping[str, str]
     done: asyncio.Future[None]
     started: float = 0.0
+    waits: bool = False
     ended: float = 0.0
     dropped: set[Key] = field(default_factory=set)
 
@@ -112,7 +113,7 @@ class InferenceRuntime(WorkerPlugin):
         self.worker = worker
         self.jobs = {}
         self.is_closing = False
-        self.device = DeviceQueue(worker)
+        self.device = DeviceQueue(worker, self._device_is_held)
         self.loader = Loader(worker, self.device)
         self._packed_limit = config.nbytes("gather.small-limit")
         worker.stream_handlers.update(
@@ -214,6 +215,11 @@ class InferenceRuntime(WorkerPlugin):
             asyncio.get_running_loop().create_future(),
         )
         self.jobs[batch] = job
+        # Of attempts of the past: the scheduler knows of no result by now.
+        forget(self.worker, keys, stimulus_id)
+        held = bool(model.resources) and self.device.account.is_waited_for
+        if held or any(key not in self.worker.data for key in who_has):
+            self._must_wait(job)
         self.worker._ongoing_background_tasks.call_soon(self._run, job)
 
     @guarded
@@ -241,8 +247,29 @@ class InferenceRuntime(WorkerPlugin):
             del self.jobs[job.batch]
             job.done.set_result(None)
 
+    def _device_is_held(self) -> None:
+        for job in self.jobs.values():
+            if job.model.resources and not job.started:
+                self._must_wait(job)
+
+    def _must_wait(self, job: Job) -> None:
+        """Let the scheduler know, unless it does, that a batch does not run yet."""
+        if not job.waits:
+            job.waits = True
+            self._tell_progress(job, begun=False)
+
+    def _tell_progress(self, job: Job, *, begun: bool) -> None:
+        message: protocol.ProgressMessage = {
+            "op": protocol.PROGRESS,
+            "batch": job.batch,
+            "begun": begun,
+        }
+        self.worker.batched_send(dict(message))
+
     def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
         job.started = job.ended = monotonic()
+        if job.waits:
+            self.worker.loop.add_callback(self._tell_progress, job, begun=True)
         if self.device.broken is not None:
             return Outcome(broken=self.device.broken)
         found = inputs if job.who_has else None

@@ -15,6 +15,8 @@ from scheduler_plugins.taskstate.changes import Changes
 from scheduler_plugins.taskstate.failing import Failing
 
 if TYPE_CHECKING:
+    from distributed.scheduler import TaskState, WorkerState
+
     from daskinfer import protocol
 
 
@@ -175,7 +177,7 @@ class TaskStates(Arriving, Failing):
                 )
                 completed.append(key)
                 answers.add(clients.get(key), key, place)
-            elif ts is None or ws not in (ts.who_has or ()):
+            elif not _is_expected_on(ts, ws):
                 # Dask does not drop late results by itself.
                 stale.append(key)
         if stale:
@@ -242,3 +244,8 @@ class TaskStates(Arriving, Failing):
             },
             stimulus_id,
         )
+
+
+def _is_expected_on(ts: TaskState | None, ws: WorkerState) -> bool:
+    """Whether a worker is to keep what it has, or to replace it by a later attempt."""
+    return ts is not None and (ws in (ts.who_has or ()) or ts.processing_on is ws)

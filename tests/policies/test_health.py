@@ -24,9 +24,7 @@ POLICIES = st.builds(
     st.floats(1, 10),
 )
 EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["failed", "open", "doubt", "probe"]), st.floats(0.0, 10.0)
-    ),
+    st.tuples(st.sampled_from(["open", "doubt", "probe"]), st.floats(0.0, 10.0)),
     max_size=60,
 )
 
@@ -34,7 +32,7 @@ EVENTS = st.lists(
 @given(POLICIES, EVENTS)
 def test_a_breaker_stays_within_its_policy(policy, events):
     breaker = Breaker(policy)
-    now, failures, opened, span = 0.0, [], -math.inf, policy.cooldown
+    now, opened, span = 0.0, -math.inf, policy.cooldown
     for number, (event, later) in enumerate(events):
         now += later
         before = breaker.state(now)
@@ -48,20 +46,11 @@ def test_a_breaker_stays_within_its_policy(policy, events):
         if event == "doubt":
             assert breaker.doubt(now, "r") == (before is CLOSED)
             if before is CLOSED:
-                failures.clear()
                 assert breaker.wants_probe(now)
             continue
-        if event == "failed":
-            changed = breaker.failed(now, "r")
-            failures = [t for t in failures if t >= now - policy.window]
-            if before is CLOSED:
-                failures.append(now)
-                assert changed == (len(failures) >= policy.failures)
-        else:
-            changed = breaker.open(now, "r")
-            assert changed == (before is not OPEN)
+        changed = breaker.open(now, "r")
+        assert changed == (before is not OPEN)
         if changed:
-            failures.clear()
             assert breaker.state(now) is OPEN and breaker.probe is None
             # Each time twice as long as the last, up to the maximum.
             assert breaker.next() - now == pytest.approx(span)
@@ -72,13 +61,14 @@ def test_a_breaker_stays_within_its_policy(policy, events):
 
 
 def test_failures_outside_of_the_window_are_forgotten():
-    breaker = Breaker(BreakerPolicy(failures=2, window=10))
-    assert not breaker.failed(0.0, "one")
-    assert not breaker.failed(11.0, "two")
-    assert not breaker.is_clean(20.0)
-    assert breaker.is_clean(22.0)
-    assert not breaker.failed(25.0, "three")
-    assert breaker.failed(26.0, "four")
+    health = Health(BreakerPolicy(failures=3, window=10))
+    for number in range(50):
+        assert refuse(health, A, 11.0 * number, f"a{number}") is None
+        health.answered(B, f"b{number}")
+    for number in range(50, 52):
+        health.answered(B, f"b{number}")
+        assert refuse(health, A, 550.0, f"a{number}") is None
+    assert refuse(health, A, 550.0, "last") is OPEN
 
 
 @given(st.integers(0, 200), st.integers(0, 1000))
@@ -106,14 +96,14 @@ def test_bad_inputs_open_no_breaker():
         assert refuse(health, A, float(i)) is None
         assert refuse(health, B, float(i)) is None
         for worker in (A, B) if i % 2 else ():
-            assert health.answered(worker, "b", float(i)) is None
+            assert health.answered(worker, "b") is None
     assert health.is_perfect and health.next(0.0) == math.inf
 
 
 def test_a_flood_of_bad_inputs_opens_no_breaker():
     health = Health(BreakerPolicy())
-    health.answered(A, "b", 0.0)
-    health.answered(B, "b", 0.0)
+    health.answered(A, "b")
+    health.answered(B, "b")
     for i in range(100):
         assert refuse(health, A, float(i)) is refuse(health, B, float(i)) is None
 
@@ -123,7 +113,7 @@ def test_retries_are_no_evidence():
     health = Health(BreakerPolicy())
     for i in range(1000):
         assert refuse(health, A, float(i)) is None
-        assert health.answered(B, "b", float(i), retry=True) is None
+        assert health.answered(B, "b", retry=True) is None
         now, until = float(i), i + 1.0
         assert health.refused("c", "b", now, until, "it fails", retry=True) is None
         assert health.rests(A, i + 0.5) == (i >= 1) and not health.rests("c", i + 0.5)
@@ -135,7 +125,7 @@ def test_a_worker_that_always_fails_is_found_out():
     while state is None and refused < 50:
         refused += 1
         state = refuse(health, A, float(refused))
-        health.answered(B, "b", float(refused))
+        health.answered(B, "b")
         # From the second on it gets no more of them than one that does its work.
         assert health.rests(A, refused + 0.5) == (refused >= 2)
     assert state is OPEN and 3 <= refused <= 10
@@ -150,8 +140,8 @@ def test_a_worker_that_always_fails_is_found_out():
     assert health.candidates(now + 9.9) == []
     assert health.candidates(now + 10.0) == [A]
     health.try_with(A, "again")
-    assert health.answered(A, "other", now + 10.0) is None
-    assert health.answered(A, "again", now + 10.0) is CLOSED
+    assert health.answered(A, "other") is None
+    assert health.answered(A, "again") is CLOSED
     assert health.is_perfect and health.admits(A)
 
 
@@ -175,7 +165,7 @@ def test_a_probe_that_nobody_wants_any_more_is_replaced():
 
 def test_a_worker_takes_its_breaker_with_it():
     health = Health(BreakerPolicy(failures=1))
-    assert health.failed(A, 0.0, "no")
+    assert health.open(A, 0.0, "no")
     assert health.state(A, 0.0) == (OPEN, "no")
     refuse(health, A, 0.0)
     health.forget(A)

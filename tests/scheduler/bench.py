@@ -231,6 +231,11 @@ class Bench:
         seconds = self.seconds[message["name"]]
         self.dispatcher.done(done_message(message, seconds) | about, address)
 
+    def progress(self, index: int, *, begun: bool) -> None:
+        """A worker says that a batch waits for more than its turn, or has begun."""
+        address, message = self.runs[index]
+        self.dispatcher.progressed(message["batch"], address, begun=begun)
+
 
 def done_message(message: Any, seconds: float) -> Any:
     """What a worker says when it has run all of a batch, one row each, in one pass."""

@@ -13,7 +13,7 @@ from daskinfer import RetryPolicy
 from daskinfer.exceptions import BatchTimeout, DeviceError, WorkerLost
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import Constraint
-from scheduler_plugins.line import Line
+from scheduler_plugins.line import Batch, Line
 from tests.scheduler.bench import A, B, Bench, come, settle
 from tests.scheduler.virtual import on_loop
 
@@ -271,25 +271,17 @@ async def test_a_failed_attempt_is_tried_again_later_and_elsewhere():
     bench = Bench()
     line = bench.open(workers=(A, B), seconds=1e-3)
     line.retry = RetryPolicy(max_attempts=2, backoff=0.02, jitter=0)
+    line.batch_timeout = 0.05
     (request,) = bench.enqueue(line, "k")
     await settle()
     ((address, _),) = bench.batches
     recovery = bench.dispatcher.recovery
-
-    def give_up() -> None:
-        bench.dispatcher.unassign(request)
-        bench.dispatcher.enqueue(request, line)
-        recovery.attempt_failed(request, line, BatchTimeout, address)
-
-    give_up()
-    bench.dispatcher.wake()
-    await settle()
-    assert request.delayed and len(recovery.delayed) == 1
-    assert len(bench.batches) == 1
+    await come(lambda: request.delayed)
+    assert len(recovery.delayed) == len(bench.batches) == 1
     await come(lambda: len(bench.batches) == 2)
     assert bench.batches[1] == ({A: B, B: A}[address], ["k"])
     assert not request.delayed and not len(recovery.delayed)
-    give_up()
+    await come(lambda: "k" in bench.tasks.failed)
     assert isinstance(bench.tasks.failed["k"], BatchTimeout)
     assert bench.tasks.failed["k"].attempts == 2
 
@@ -300,8 +292,9 @@ async def test_requests_that_are_held_back_leave_with_their_deployment():
     line = bench.open()
     line.retry = RetryPolicy(backoff=100, max_backoff=100)
     gone, closed = bench.enqueue(line, "gone", "closed")
-    for request in (gone, closed):
-        bench.dispatcher.recovery.attempt_failed(request, line, BatchTimeout, A)
+    run_ids = {"gone": 1, "closed": 2}
+    batch = Batch("m-1", line, line.devices[A], run_ids, {}, 2, 0.0)
+    bench.dispatcher.recovery.timed_out(batch, [gone, closed])
     bench.dispatcher.discard(gone)
     assert not gone.delayed
     assert bench.dispatcher.close("m", "1") == [closed]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from daskinfer import RetryPolicy
-from daskinfer.exceptions import BatchTimeout
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.deployment import Deployment, Version
-from scheduler_plugins.line import Line
+from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.queueing import Request
 from scheduler_plugins.routing import Route
 from tests.scheduler.bench import A, Bench, settle
@@ -81,7 +80,8 @@ async def test_those_that_are_held_back_go_along():
     two = TwoVersions()
     two.old.retry = RetryPolicy(backoff=1000, max_backoff=1000)
     (request,) = two.bench.enqueue(two.old, "a")
-    two.dispatcher.recovery.attempt_failed(request, two.old, BatchTimeout, A)
+    batch = Batch("m-1", two.old, two.old.devices[A], {"a": 1}, {}, 1, 0.0)
+    two.dispatcher.recovery.timed_out(batch, [request])
     assert request.delayed and two.old.delayed == 1
     two.switch()
     assert (request.delayed, two.old.delayed, two.new.delayed) == (False, 0, 0)
