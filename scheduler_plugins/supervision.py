@@ -141,10 +141,12 @@ class Supervision:
 
         What it waits for is nobody's fault: only the time it runs is limited.
         """
-        flight, now = batch.device.flight(batch.batch_id), monotonic()
-        if flight is not None:
-            batch.device.progressed(flight, now, self._link, begun=begun)
-            self.watched.set(batch.batch_id, now + self._patience(batch))
+        device, now = batch.device, monotonic()
+        if begun:
+            device.begun(batch.batch_id, now, self._link)
+        else:
+            device.waits(batch.batch_id, now)
+        self.watched.set(batch.batch_id, now + self._patience(batch))
 
     def answered(self, batch: Batch, message: DoneMessage) -> None:
         """A worker has said something of a batch."""
