@@ -11,11 +11,11 @@ from scheduler_plugins.reserving import Reservations
 
 if TYPE_CHECKING:
     from scheduler_plugins.admission import Admission
+    from scheduler_plugins.fitness import Fitness
     from scheduler_plugins.line import Line
     from scheduler_plugins.load import DeviceLoad, Link
     from scheduler_plugins.queueing import Lane
     from scheduler_plugins.starving import Starvation
-    from scheduler_plugins.supervision import Supervision
 
 #: Lanes of one version and constraint looked at per decision. Younger ones get
 #: their turn when the older ones have left.
@@ -36,7 +36,7 @@ class Chooser:
     ----------
     admission
         Knows which devices a lane may use.
-    supervision
+    fitness
         Knows which of them are fit.
     starvation
         Is told who has no device to go to.
@@ -47,12 +47,12 @@ class Chooser:
     def __init__(
         self,
         admission: Admission,
-        supervision: Supervision,
+        fitness: Fitness,
         starvation: Starvation,
         link: Link,
     ) -> None:
         self._admission = admission
-        self._supervision = supervision
+        self._fitness = fitness
         self._starvation = starvation
         self._link = link
         self.reserved = Reservations()
@@ -88,13 +88,13 @@ class Chooser:
             What to send; or when to ask again if nothing happens before.
         """
         lanes = line.queue.oldest(_LANES)
-        trial = self._supervision.trial(line, lanes, running, now, self.reserved)
+        trial = self._fitness.trial(line, lanes, running, now, self.reserved)
         if trial is not None:
             self._starvation.ended(line)
             return Choice(*trial)
         until = line.health.next(now)
-        fit = self._supervision.fit(line, running, now)
-        rested = self._supervision.rested(line, fit, now)
+        fit = self._fitness.fit(line, running, now)
+        rested = self._fitness.rested(line, fit, now)
         starving = True
         for lane in lanes:
             devices = self._admission.devices(lane, rested, fit)

@@ -18,6 +18,7 @@ from distributed.metrics import monotonic
 from scheduler_plugins.admission import Admission
 from scheduler_plugins.choosing import Choice, Chooser
 from scheduler_plugins.deadlines import Deadlines
+from scheduler_plugins.fitness import Fitness
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.lines import Lines
@@ -85,19 +86,19 @@ class Dispatcher:
         self.recovery = Recovery(tasks, self._requeue, self.lines.holding)
         self.deadlines: Deadlines[Key] = Deadlines()
         self._admission = Admission(tasks)
+        fitness = Fitness(self.lines.values(), self._admission, self.link)
         self.supervision = Supervision(
             self.lines.values(),
             self.running,
             self.recovery,
             self._admission,
+            fitness,
             self.link,
             suspicion,
             hung,
         )
         self._starvation = Starvation(report, warn_after)
-        self.chooser = Chooser(
-            self._admission, self.supervision, self._starvation, self.link
-        )
+        self.chooser = Chooser(self._admission, fitness, self._starvation, self.link)
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
         self._expire = expire
         self._place = place

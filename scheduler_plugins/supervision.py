@@ -1,4 +1,4 @@
-"""Watches over the devices: which are late, which are fit, and what is to be done.
+"""Watches over the devices: which are late, and what is to be done about it.
 
 What is late, and who is to blame, is decided elsewhere
 (:mod:`~scheduler_plugins.health`); this shell keeps the time of each batch and enacts
@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
-from scheduler_plugins.batching import Send
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.deadlines import Deadlines
-from scheduler_plugins.line import LaneKey
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
     from scheduler_plugins.admission import Admission
+    from scheduler_plugins.fitness import Fitness
     from scheduler_plugins.health import Suspicion
     from scheduler_plugins.line import Batch, Line
     from scheduler_plugins.load import DeviceLoad, Link
-    from scheduler_plugins.queueing import Lane
     from scheduler_plugins.recovery import Recovery
-    from scheduler_plugins.reserving import Reservations
     from scheduler_plugins.running import Running
 
 logger = logging.getLogger("distributed.inference.supervision")
 
 
 class Supervision:
-    """Gives up batches that take too long, and keeps requests from unfit devices.
+    """Gives up batches that take too long, and finds out which devices are fit.
 
     Parameters
     ----------
@@ -46,6 +43,8 @@ class Supervision:
         Gives requests their next attempt.
     admission
         Knows which devices a request may use.
+    fitness
+        Is told which devices are stuck, and may serve what they had.
     link
         What messages take.
     suspicion
@@ -66,6 +65,7 @@ class Supervision:
         running: Running,
         recovery: Recovery,
         admission: Admission,
+        fitness: Fitness,
         link: Link,
         suspicion: Suspicion,
         hung: Callable[[str, str], None],
@@ -74,61 +74,14 @@ class Supervision:
         self._running = running
         self._recovery = recovery
         self._admission = admission
+        self._fitness = fitness
         self._link = link
         self._suspicion = suspicion
         self._hung = hung
         self.watched: Deadlines[str] = Deadlines()
-        self._stuck: list[DeviceLoad] = []
 
     def __repr__(self) -> str:
-        return f"<Supervision batches: {len(self.watched)} stuck: {self._stuck}>"
-
-    # Which devices are fit
-
-    def fit(self, line: Line, running: Collection[str], now: float) -> list[DeviceLoad]:
-        """The devices of a version that may be given any batch."""
-        ready = [d for address, d in line.devices.items() if address in running]
-        if line.health.is_perfect and not self._stuck:
-            return ready
-        return [d for d in ready if not d.stuck and line.health.admits(d.name)]
-
-    def rested(self, line: Line, fit: list[DeviceLoad], now: float) -> list[DeviceLoad]:
-        """Those that it is the turn of; all of them if it is nobody's.
-
-        One that fails fast looks idle. It gets its share, and no more.
-        """
-        if line.health.is_perfect:
-            return fit
-        return [d for d in fit if not line.health.rests(d.name, now)] or fit
-
-    def trial(
-        self,
-        line: Line,
-        lanes: Iterable[Lane],
-        running: Collection[str],
-        now: float,
-        reserved: Reservations,
-    ) -> tuple[Lane, Send] | None:
-        """Find one request for a device that may be well again."""
-        if not line.health.breakers:
-            return None
-        fit = self.fit(line, running, now)
-        for address in line.health.candidates(now):
-            device = line.devices.get(address)
-            if device is None or device.stuck or address not in running:
-                continue
-            for lane in lanes:
-                isolated = cast(LaneKey, lane.key).group is not None
-                # Who might kill a worker, or take too long, proves nothing.
-                if isolated and self._admission.devices(lane, fit, []):
-                    continue
-                if device not in self._admission.devices(lane, [device], fit):
-                    continue
-                if device.takes_more(isolated):
-                    return lane, Send(device, 1, False, "alone" if isolated else "try")
-                if isolated and reserved.open_to(lane, [device]):
-                    reserved.keep(lane, [device], now, self._link)
-        return None
+        return f"<Supervision batches: {len(self.watched)} {self._fitness!r}>"
 
     # What happens
 
@@ -193,16 +146,18 @@ class Supervision:
 
     def worker_lost(self, address: str) -> None:
         """A worker is gone, and what is held against it."""
-        self._stuck = [device for device in self._stuck if device.name != address]
+        self._fitness.stuck = [
+            device for device in self._fitness.stuck if device.name != address
+        ]
         for line in self._lines:
             line.health.forget(address)
 
     def clear(self) -> None:
         """Forget all batches."""
         self.watched.clear()
-        for device in self._stuck:
+        for device in self._fitness.stuck:
             device.stuck.clear()
-        self._stuck.clear()
+        self._fitness.stuck.clear()
         for line in self._lines:
             line.health.clear()
 
@@ -218,7 +173,7 @@ class Supervision:
             batch = self._running.batches.get(batch_id)
             if batch is not None:
                 self._check_batch(batch, now)
-        for device in self._stuck:
+        for device in self._fitness.stuck:
             self._move(device, running)
 
     def _check_batch(self, batch: Batch, now: float) -> None:
@@ -277,11 +232,13 @@ class Supervision:
     def _note_stuck(self, batch: Batch, reason: str) -> None:
         device = batch.device
         if not device.stuck:
-            self._stuck.append(device)
+            self._fitness.stuck.append(device)
         device.stuck.setdefault(batch.batch_id, reason)
 
     def _came_back(self, device: DeviceLoad, now: float) -> None:
-        self._stuck = [other for other in self._stuck if other.name != device.name]
+        self._fitness.stuck = [
+            other for other in self._fitness.stuck if other.name != device.name
+        ]
         logger.info("%s answers again", device.name)
         for line in self._lines:
             if device.name in line.devices:
@@ -296,7 +253,7 @@ class Supervision:
             if batch.device.name != device.name or not batch.requests:
                 continue
             has_begun = batch.is_running
-            others = self._others(batch.line, running)
+            others = self._fitness.others(batch.line, running)
             moving = [
                 request
                 for request in batch.requests.values()
@@ -315,17 +272,6 @@ class Supervision:
             # A request must not come back while the worker may still have its result.
             device.stuck.setdefault(batch.batch_id, f"it drops batch {batch.batch_id}")
             self._recovery.moved(batch, moving)
-
-    def _others(self, line: Line, running: Collection[str]) -> list[DeviceLoad]:
-        """The devices that may serve the requests of a version, sooner or later.
-
-        Also those whose breakers are not closed: nobody would try them if all who
-        could wait behind a device that does not answer. The version itself may have
-        been replaced.
-        """
-        serving = [other for other in self._lines if other.name == line.name]
-        devices = (line if line in serving or not serving else serving[-1]).devices
-        return [d for d in devices.values() if d.name in running and not d.stuck]
 
     # Times
 

@@ -37,7 +37,8 @@ def limited(bench: Bench, **kwargs: Any) -> Line:
 def nothing_is_left(bench: Bench) -> None:
     dispatcher = bench.dispatcher
     assert not dispatcher.running.batches and not dispatcher.running.unwanted
-    assert not len(dispatcher.supervision.watched) and not dispatcher.supervision._stuck
+    assert not len(dispatcher.supervision.watched)
+    assert not dispatcher.supervision._fitness.stuck
     for line in dispatcher.lines.values():
         assert not line.queue.count and not line.in_flight
         assert all(d.idle and not d.stuck for d in line.devices.values())
