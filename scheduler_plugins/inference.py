@@ -144,7 +144,7 @@ class InferencePlugin(SchedulerPlugin):
             }
         )
         scheduler.handlers.update(self.service.handlers() | self.versions.handlers())
-        for address in scheduler.workers:
+        for address in self.tasks.workers():
             self.tasks.tune_stream(address, self._interval)
         # Dask adds a plugin when it has started: while this one waits for workers,
         # another client would start a second, which took over its handlers.
@@ -211,10 +211,10 @@ class InferencePlugin(SchedulerPlugin):
         self, devices: dict[str, str], reasons: dict[str, str], worker: str
     ) -> None:
         """A worker's runtime is set up: load what is deployed."""
-        ws = self.scheduler.workers.get(worker)
-        if ws is not None:
+        if self.tasks.has_worker(worker):
             seat = self.tasks.seat(worker)
-            facts = WorkerFacts(worker, devices, reasons, ws.resources, seat)
+            resources = self.tasks.resources(worker)
+            facts = WorkerFacts(worker, devices, reasons, resources, seat)
             doubt = self.replacing.came(seat)
             for version, replica in self.registry.join(facts, doubt):
                 self.loading.load(version, replica)

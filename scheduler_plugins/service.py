@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import monotonic
-from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.breaker import BreakerPolicy
@@ -30,9 +28,6 @@ from scheduler_plugins.versions import stage
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
     from scheduler_plugins.line import Line
-
-
-logger = logging.getLogger("distributed.inference.service")
 
 
 class Service:
@@ -169,9 +164,7 @@ class Service:
         if version.replicas or not self._everybody_came():
             return
         problem = self.plugin.registry.problem(version.name, version.version)
-        message = f"{version.name!r} is waiting to be loaded: {problem}"
-        logger.warning(message)
-        self.plugin.scheduler.log_event("warn", {"message": dumps(message)})
+        self.plugin.warn(f"{version.name!r} is waiting to be loaded: {problem}")
 
     def _everybody_came(self) -> bool:
         return self.plugin.tasks.workers() <= self.plugin.registry.workers.keys()

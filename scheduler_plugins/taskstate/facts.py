@@ -217,6 +217,10 @@ class Facts:
         """Addresses of the workers that may be given work."""
         return [ws.address for ws in self.scheduler.running]
 
+    def resources(self, address: str) -> dict[str, float]:
+        """What a worker has declared."""
+        return dict(self.scheduler.workers[address].resources)
+
     def declares(self, address: str, resources: Iterable[tuple[str, float]]) -> bool:
         """Whether a worker has declared at least these resources."""
         ws = self.scheduler.workers.get(address)

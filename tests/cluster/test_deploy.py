@@ -165,7 +165,7 @@ async def test_deploy_waits_for_the_first_worker(
 async def test_deploy_warns_once_that_there_is_no_worker(
     client: Client, scheduler: Any
 ) -> None:
-    with captured_logger("distributed.inference.service") as log:
+    with captured_logger("distributed.inference.plugin") as log:
         waiting = asyncio.ensure_future(daskinfer.deploy(client, linear(), name="m"))
         await until(lambda: bool(log.getvalue()))
         async with Worker(scheduler.address):

@@ -17,11 +17,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import gc
-import statistics
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -31,67 +29,16 @@ from distributed import Client, Future, wait
 
 import daskinfer
 from benchmarks.measure import cluster, settle
+from tests.soak.report import Report, throughput
 
 #: Requests that are sent together, and how many such portions are under way.
 PORTION = 500
 UNDER_WAY = 3
-#: Good ones, to measure the throughput with ...
+#: Good ones, to measure the throughput with.
 GOOD = 2_000
-#: ... this often.
-ROUNDS = 5
 
 GOOD_ROW = np.ones((1, 16), np.float32)
 BAD_ROW = -GOOD_ROW
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was measured.
-
-    Attributes
-    ----------
-    client, scheduler
-        Resident memory of the process in bytes, after each tenth of the requests.
-    before, after
-        Answers per second before the failing requests, and after them.
-    seconds
-        What the failing requests took.
-    """
-
-    count: int
-    client: list[int]
-    scheduler: list[int]
-    before: float
-    after: float
-    seconds: float
-
-    @property
-    def growth(self) -> dict[str, float]:
-        """Memory after the last tenth, against that after the first."""
-        return {
-            "client": self.client[-1] / self.client[0],
-            "scheduler": self.scheduler[-1] / self.scheduler[0],
-        }
-
-    @property
-    def throughput(self) -> float:
-        """Throughput afterwards, against that before."""
-        return self.after / self.before
-
-    def __str__(self) -> str:
-        def told(values: list[int]) -> str:
-            return " ".join(f"{value / 2**20:.0f}" for value in values)
-
-        growth = self.growth
-        return (
-            f"{self.count:,} failing requests in {self.seconds:.0f} s\n"
-            f"client's memory after each tenth, MiB: {told(self.client)}; "
-            f"last against first {growth['client']:.3f}\n"
-            f"scheduler's: {told(self.scheduler)}; "
-            f"last against first {growth['scheduler']:.3f}\n"
-            f"throughput after against before: {self.throughput:.2f} "
-            f"({self.after:,.0f}/s of {self.before:,.0f}/s)"
-        )
 
 
 def refusing() -> Callable[[Any], Any]:
@@ -112,7 +59,7 @@ def run(count: int) -> Report:
         model = daskinfer.deploy(client, refusing(), name="refusing", warmup=GOOD_ROW)
         process = psutil.Process(client.run_on_scheduler(os.getpid))
         ours = psutil.Process()
-        before = _throughput(client, model)
+        before = throughput(client, model, GOOD_ROW, GOOD)
         of_client, of_scheduler = [], []
         started = perf_counter()
         for _ in range(10):
@@ -132,8 +79,14 @@ def run(count: int) -> Report:
         assert status.failures == 10 * (count // 10), status
         assert (status.waiting, status.in_flight) == (0, 0), status
         assert all(worker.healthy for worker in status.workers), status
-        after = _throughput(client, model)
-    return Report(count, of_client, of_scheduler, before, after, seconds)
+        after = throughput(client, model, GOOD_ROW, GOOD)
+    return Report(
+        f"{count:,} failing requests",
+        {"the client": of_client, "the scheduler": of_scheduler},
+        before,
+        after,
+        seconds,
+    )
 
 
 def _mib(sizes: list[int]) -> str:
@@ -162,26 +115,13 @@ def _look_at(futures: list[Future[Any]]) -> None:
         assert type(error) is ArithmeticError, error
 
 
-def _throughput(client: Client, model: daskinfer.Model) -> float:
-    rates = []
-    for _ in range(ROUNDS + 1):
-        started = perf_counter()
-        futures = model.map([GOOD_ROW] * GOOD)
-        assert len(daskinfer.gather(futures)) == GOOD
-        rates.append(GOOD / (perf_counter() - started))
-        del futures
-        settle(client)
-    return statistics.median(rates[1:])
-
-
 def main() -> int:
     """Run what is asked for; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
     parser.add_argument("--count", type=int, default=100_000)
     report = run(parser.parse_args().count)
     print(report)
-    held = max(report.growth.values()) <= 1.1 and report.throughput >= 0.9
-    return int(not held)
+    return int(not report.is_good)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import gc
-import statistics
 import sys
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -29,68 +27,12 @@ from distributed import Client
 
 import daskinfer
 from benchmarks.measure import cluster, settle
+from tests.soak.report import Report, throughput
 
-#: Requests to measure what one costs ...
+#: Requests to measure what one costs.
 PORTION = 1_000
-#: ... this often.
-ROUNDS = 5
 
 ROW = np.ones((1, 256), np.float32)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was measured.
-
-    Attributes
-    ----------
-    scheduler, workers
-        Resident bytes after each tenth of the cycles; of all workers together.
-    before, after
-        Answers per second of a deployment before the cycles, and after them.
-    left
-        Sizes of the plugin's tables at the end.
-    seconds
-        What the cycles took.
-    """
-
-    count: int
-    scheduler: list[int]
-    workers: list[int]
-    before: float
-    after: float
-    left: dict[str, int]
-    seconds: float
-
-    @property
-    def growth(self) -> dict[str, float]:
-        """Memory after the last tenth, against that after the first."""
-        return {
-            "scheduler": self.scheduler[-1] / self.scheduler[0],
-            "workers": self.workers[-1] / self.workers[0],
-        }
-
-    @property
-    def throughput(self) -> float:
-        """Throughput afterwards, against that before."""
-        return self.after / self.before
-
-    def __str__(self) -> str:
-        def told(values: list[int]) -> str:
-            return " ".join(f"{value / 2**20:.0f}" for value in values)
-
-        growth = self.growth
-        return (
-            f"{self.count:,} cycles of deploy, two updates, undeploy in "
-            f"{self.seconds:.0f} s\n"
-            f"scheduler's memory after each tenth, MiB: {told(self.scheduler)}; "
-            f"last against first {growth['scheduler']:.3f}\n"
-            f"workers': {told(self.workers)}; "
-            f"last against first {growth['workers']:.3f}\n"
-            f"throughput after against before: {self.throughput:.2f} "
-            f"({self.after:,.0f}/s of {self.before:,.0f}/s)\n"
-            f"left in the plugin's tables: {self.left}"
-        )
 
 
 def run(count: int) -> Report:
@@ -110,7 +52,14 @@ def run(count: int) -> Report:
         seconds = perf_counter() - started
         left = client.run_on_scheduler(_tables)
         after = _throughput(client)
-    return Report(count, of_scheduler, of_workers, before, after, left, seconds)
+    return Report(
+        f"{count:,} cycles of deploy, two updates, undeploy",
+        {"the scheduler": of_scheduler, "the workers": of_workers},
+        before,
+        after,
+        seconds,
+        left,
+    )
 
 
 def _net(number: int) -> torch.nn.Module:
@@ -144,17 +93,10 @@ def _tables(dask_scheduler: Any) -> dict[str, int]:
 
 def _throughput(client: Client) -> float:
     model = daskinfer.deploy(client, _net(0), name="measured", warmup=ROW)
-    rates = []
-    for _ in range(ROUNDS + 1):
-        started = perf_counter()
-        futures = model.map([ROW] * PORTION)
-        assert len(daskinfer.gather(futures)) == PORTION
-        rates.append(PORTION / (perf_counter() - started))
-        del futures
-        settle(client)
+    measured = throughput(client, model, ROW, PORTION)
     model.undeploy()
     gc.collect()
-    return statistics.median(rates[1:])
+    return measured
 
 
 def main() -> int:
@@ -163,8 +105,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1_000)
     report = run(parser.parse_args().count)
     print(report)
-    held = max(report.growth.values()) <= 1.1 and report.throughput >= 0.9
-    return int(not (held and not any(report.left.values())))
+    return int(not report.is_good)
 
 
 if __name__ == "__main__":

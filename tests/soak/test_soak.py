@@ -15,7 +15,7 @@ def test_failing_requests_leave_nothing_behind() -> None:
     print(report)  # shown if it fails
     # A request that stays behind, on any side, is several KiB, and 2,500 of them are 10
     # MiB at least. Dask's own records are full by half of the time.
-    for sizes in (report.client, report.scheduler):
+    for sizes in report.memory.values():
         assert sizes[-1] - sizes[4] < 8 * 2**20
     assert report.throughput > 0.5
 
@@ -27,7 +27,7 @@ def test_deployments_leave_nothing_behind() -> None:
     print(report)  # shown if it fails
     # Three versions of 0.5 MB each time: a leak would be 144 MB on the two workers
     # from the first fifth to the end, and 72 MB in the scheduler.
-    for sizes in (report.workers, report.scheduler):
+    for sizes in report.memory.values():
         assert sizes[-1] - sizes[1] < 16 * 2**20
     assert not any(report.left.values())
     assert report.throughput > 0.5
