@@ -45,6 +45,10 @@ class Fitness:
     def __repr__(self) -> str:
         return f"<Fitness stuck: {self.stuck}>"
 
+    def freed(self, address: str) -> None:
+        """The devices of a worker are not stuck any more, or gone."""
+        self.stuck = [device for device in self.stuck if device.name != address]
+
     def fit(self, line: Line, running: Collection[str], now: float) -> list[DeviceLoad]:
         """The devices of a version that may be given any batch."""
         ready = [d for address, d in line.devices.items() if address in running]

@@ -226,12 +226,15 @@ class DeviceLoad:
         """A batch under way; None if none has this name."""
         return next((f for f in self.flights if f.batch_id == batch_id), None)
 
-    def progressed(
-        self, flight: Flight, now: float, link: Link, *, begun: bool
-    ) -> None:
-        """A batch cannot begin yet for other reasons, or has begun after that."""
-        flight.waits_since = None if begun else now
-        flight.begun_at = now - link.inbound if begun else None
+    def waits(self, batch_id: str, now: float) -> None:
+        """A batch cannot begin, and not because of those before it."""
+        if (flight := self.flight(batch_id)) is not None:
+            flight.waits_since, flight.begun_at = now, None
+
+    def begun(self, batch_id: str, now: float, link: Link) -> None:
+        """It has begun after that."""
+        if (flight := self.flight(batch_id)) is not None:
+            flight.waits_since, flight.begun_at = None, now - link.inbound
 
     def finish(self, batch_id: str, now: float, link: Link) -> Flight | None:
         """Note that a batch was answered, or that no answer will come.

@@ -214,7 +214,7 @@ class Running:
         line.batcher.completed(
             batch.batch_id,
             batch.device,
-            [(p["rows"], p["seconds"]) for p in passes if p["rows"]],
+            _timings(message),
             now,
         )
         if passes:
@@ -325,3 +325,18 @@ class Running:
             request.batch = None
         batch.requests.clear()
         self.unwanted.pop(batch.batch_id, None)
+
+
+def _timings(message: protocol.DoneMessage) -> list[tuple[int, float]]:
+    """Rows of each pass, and the seconds that it took on the device's thread.
+
+    Those are more than the model took: inputs are unpickled and joined, and outputs are
+    divided. Left out of account, small batches would look better than they are. What
+    a batch took in which something failed is not that of its passes.
+    """
+    passes = [p for p in message["passes"] if p["rows"]]
+    beside = 0.0
+    if passes and not (message["failed"] or message["out_of_memory"]):
+        beside = max(message["ran"] - sum(p["seconds"] for p in message["passes"]), 0.0)
+    rows = sum(p["rows"] for p in passes)
+    return [(p["rows"], p["seconds"] + beside * p["rows"] / rows) for p in passes]

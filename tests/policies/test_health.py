@@ -62,13 +62,14 @@ def test_a_breaker_stays_within_its_policy(policy, events):
 
 def test_failures_outside_of_the_window_are_forgotten():
     health = Health(BreakerPolicy(failures=3, window=10))
-    for number in range(50):
-        assert refuse(health, A, 11.0 * number, f"a{number}") is None
-        health.answered(B, f"b{number}")
-    for number in range(50, 52):
-        health.answered(B, f"b{number}")
-        assert refuse(health, A, 550.0, f"a{number}") is None
-    assert refuse(health, A, 550.0, "last") is OPEN
+
+    def fail(now: float) -> object:
+        for _ in range(100):
+            health.answered(B, "b")
+        return refuse(health, A, now)
+
+    assert [fail(11.0 * number) for number in range(20)] == [None] * 20
+    assert [fail(220.0), fail(221.0), fail(222.0)] == [None, None, OPEN]
 
 
 @given(st.integers(0, 200), st.integers(0, 1000))
