@@ -42,6 +42,7 @@ from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.recovery import Recovery
 from scheduler_plugins.reserving import Reservations
+from scheduler_plugins.supervision import Supervision
 
 TITLE = "Faults, and readiness for them"
 
@@ -229,9 +230,12 @@ def take_out() -> None:
     """
     for owner, name, instead in (
         (Lifecycle, "_set_deadline", lambda self, request: None),
-        (Lifecycle, "_turn_away_above_limit", lambda self, request: None),
+        (Lifecycle, "_turn_away_above_limit", lambda self, request, line: None),
         (Dispatcher, "_end_late", lambda self: None),
         (Recovery, "release", lambda self, now: None),
+        (Supervision, "sent", lambda self, batch: None),
+        (Supervision, "answered", lambda self, batch, message: None),
+        (Supervision, "check", lambda self, running, now: None),
         (Reservations, "begin", lambda self: None),
         (Reservations, "release", lambda self: False),
         (Reservations, "open_to", lambda self, lane, devices: devices),

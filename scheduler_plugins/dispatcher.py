@@ -294,7 +294,6 @@ class Dispatcher:
 
     def _pump(self) -> None:
         self._woken = False
-        self._timer.cancel()
         self._end_late()
         running = set(self.tasks.running())
         self.supervision.check(running, monotonic())

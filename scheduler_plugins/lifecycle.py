@@ -110,9 +110,10 @@ class Lifecycle:
         elif finish == "forgotten":
             del self._requests[request.key]
             request.forgotten = True
-            dispatcher.deadlines.discard(request.key)
-            if not request.ended and request.counts is not None:
-                request.counts.cancelled += 1
+            if not request.ended:
+                dispatcher.deadlines.discard(request.key)
+                if request.counts is not None:
+                    request.counts.cancelled += 1
 
     # Waiting
 
@@ -125,7 +126,7 @@ class Lifecycle:
                 self._routing.follow(request, upstream)
             line = self._line_of(request)
             if not request.dispatched:
-                self._turn_away_above_limit(request)
+                self._turn_away_above_limit(request, line)
         except Exception as error:
             self._doom(request, error)
         else:
@@ -153,14 +154,14 @@ class Lifecycle:
         version = self._routing.version(request)
         return self._dispatcher.lines[request.name, version.version]
 
-    def _turn_away_above_limit(self, request: Request) -> None:
-        limit = self._registry.deployment(request.name).max_queue
+    def _turn_away_above_limit(self, request: Request, line: Line) -> None:
+        limit = line.max_queue
         if limit is not None and self._dispatcher.lines.waiting(request.name) >= limit:
             raise Overloaded(
                 f"{request.name!r} has {counted(limit, 'request')} waiting, as many as "
                 "max_queue allows: send this one again later, or add workers",
                 name=request.name,
-                version=self._line_of(request).version,
+                version=line.version,
                 attempts=request.attempts,
             )
 

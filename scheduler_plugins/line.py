@@ -102,6 +102,7 @@ class Line:
         self.figures = Figures()
         self.retry = deployment.retry
         self.batch_timeout = deployment.batch_timeout
+        self.max_queue = deployment.max_queue
         self.health = Health(deployment.breaker)
         self.queue = RequestQueue(age)
         self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
