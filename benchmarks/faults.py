@@ -59,7 +59,7 @@ def run(smoke: bool = False) -> list[Ratio]:
     seconds, first, kills = (4, 1, 1) if smoke else (30, 5, 5)
     with cluster(WORKERS, nannies=True) as client:
         ratios = [_throughput(client, seconds, first), _recovery(client, kills)]
-    count, rounds = (500, 1) if smoke else (5_000, 15)
+    count, rounds = (500, 1) if smoke else (5_000, 25)
     with cluster(2) as client:
         return [*ratios, _readiness(client, count, rounds)]
 
