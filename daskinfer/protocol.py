@@ -64,6 +64,11 @@ GATHER = "daskinfer_gather"
 #: Calls to a worker.
 FETCH = "daskinfer_fetch"
 
+#: What a batch may wait for but its turn: inputs from other workers, or a user's task
+#: that holds the device.
+INPUTS = "inputs"
+DEVICE = "device"
+
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
 #: ``memoryview`` when received by a worker).
@@ -256,15 +261,15 @@ class AnswersMessage(TypedDict):
 
 
 class ProgressMessage(TypedDict):
-    """A batch cannot begin yet, or has ``begun`` after it could not.
+    """A batch cannot begin yet, or has begun after it could not.
 
-    It waits for inputs from other workers, or for a task that holds the device. Of a
-    batch that only waits for those before it nothing is said.
+    It ``waits_for`` :data:`INPUTS` or :data:`DEVICE`, or for nothing more. Of a batch
+    that only waits for those before it nothing is said.
     """
 
     op: str
     batch: str
-    begun: bool
+    waits_for: str
 
 
 class DoneMessage(TypedDict):

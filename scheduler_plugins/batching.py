@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.holding import ArrivalRate, Holding
 from scheduler_plugins.latency import LatencyModel
-from scheduler_plugins.load import IN_FLIGHT, MARGIN, DeviceLoad, Flight, Link
+from scheduler_plugins.load import MARGIN, DeviceLoad, Flight, Link
 from scheduler_plugins.placement import Candidate, Placement
 from scheduler_plugins.sizing import Rates, Sizer
 
@@ -169,9 +169,9 @@ class Batcher:
         held = waiting < self.policy.min_batch_size
         if held and not alone and now < oldest + self.policy.hold:
             return Wait(oldest + self.policy.hold)
-        usable = [d for d in devices if not (d.flights and d.flights[-1].alone)]
+        usable = [d for d in devices if not d.isolated]
         if alone:
-            usable = [device for device in usable if device.idle]
+            usable = [device for device in usable if device.takes_more(alone)]
         if not usable:
             return Wait(None)
         if now >= self._retry_at and not alone:
@@ -236,13 +236,12 @@ class Batcher:
         sizes: dict[Rates, tuple[int, bool, float]] = {}
         candidates, wake = [], math.inf
         for device in devices:
-            in_flight = len(device.flights)
-            if in_flight >= IN_FLIGHT:
+            if device.full or (transfer is not None and device.fetches_enough):
                 continue
             rates = sizer.rates(device)
             moving = transfer(device) if transfer else 0.0
             starts = now + outbound + moving
-            if in_flight:
+            if device.flights:
                 if not rates.measured:
                     continue
                 free = device.expected_free(now, link)

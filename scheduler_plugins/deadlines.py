@@ -82,6 +82,10 @@ class Deadlines(Generic[K]):
         self._entries.clear()
         self._heap.clear()
 
+    def keys(self) -> list[K]:
+        """All keys, in no particular order."""
+        return [*self._row, *self._entries]
+
     def next(self) -> float:
         """When the first key is due; infinite if there is none."""
         heap = self._heap

@@ -260,11 +260,11 @@ class Dispatcher:
             self.supervision.answered(batch, message)
         self.wake()
 
-    def progressed(self, batch_id: str, address: str, *, begun: bool) -> None:
-        """A worker says that a batch waits for something, or has begun after that."""
+    def progressed(self, batch_id: str, address: str, waits_for: str) -> None:
+        """A worker says what a batch waits for, or that it has begun after that."""
         batch = self.running.batches.get(batch_id)
         if batch is not None and batch.device.name == address:
-            self.supervision.progressed(batch, begun=begun)
+            self.supervision.progressed(batch, waits_for)
             self.wake()
 
     def watch(self, key: Key, deadline: float) -> None:

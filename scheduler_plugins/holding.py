@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from scheduler_plugins.load import IN_FLIGHT, MARGIN, DeviceLoad, Link
+from scheduler_plugins.load import MARGIN, DeviceLoad, Link
 from scheduler_plugins.placement import Candidate
 from scheduler_plugins.sizing import Rates, Sizer
 
@@ -173,7 +173,7 @@ class Holding:
             start = 0.0
             if device.flights:
                 start = device.expected_free(now, self._link) - lead - now
-            if start <= 1e-5 and len(device.flights) < IN_FLIGHT:
+            if start <= 1e-5 and not device.full:
                 startable += 1
             else:
                 next_start = min(next_start, max(start, 0.0))

@@ -223,9 +223,9 @@ class InferencePlugin(SchedulerPlugin):
         self.service.changed()
 
     @guarded
-    def progress(self, worker: str, batch: str, begun: bool) -> None:
+    def progress(self, worker: str, batch: str, waits_for: str) -> None:
         """A batch waits for more than its turn, or has begun after that."""
-        self.dispatcher.progressed(batch, worker, begun=begun)
+        self.dispatcher.progressed(batch, worker, waits_for)
 
     @guarded
     def done(self, worker: str, **message: Any) -> None:

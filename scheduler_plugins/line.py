@@ -70,6 +70,12 @@ class Batch:
         return None if flight is None else flight.waits_since
 
     @property
+    def waits_for(self) -> str:
+        """For what it waits but its turn; see :data:`daskinfer.protocol.INPUTS`."""
+        flight = self.device.flight(self.batch_id)
+        return "" if flight is None else flight.waits_for
+
+    @property
     def is_running(self) -> bool:
         """Whether it is what its device runs now, as far as can be known."""
         running = self.device.running

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["IN_FLIGHT", "MARGIN", "DeviceLoad", "Flight", "Link"]
+from daskinfer.protocol import INPUTS
+
+__all__ = ["FETCHING", "IN_FLIGHT", "MARGIN", "DeviceLoad", "Flight", "Link"]
 
 #: One batch runs while the next is on its way; more would only make batches small.
 IN_FLIGHT = 2
+#: Batches that wait for their inputs beside those.
+FETCHING = 4
 #: Seconds before a device is free that its next batch should be there. Late is far
 #: worse than early, and a share of the batch's time on top is worse than none.
 MARGIN = 0.001
@@ -41,6 +45,9 @@ class Flight:
     waits_since : float or None
         Since when it waits for something else than the batches before it, as the
         worker has said; None while it does not.
+    waits_for : str
+        For what: see :data:`daskinfer.protocol.INPUTS`. It does not keep the device
+        from others while it waits for inputs.
     begun_at : float or None
         When it began after such a wait; None if there was none.
     """
@@ -51,6 +58,7 @@ class Flight:
     seconds: Callable[[], float]
     alone: bool = False
     waits_since: float | None = None
+    waits_for: str = ""
     begun_at: float | None = None
 
 
@@ -151,7 +159,9 @@ class DeviceLoad:
     Attributes
     ----------
     flights
-        What the worker has, in the order in which it was sent.
+        What the worker has, in the order in which it will run.
+    fetching
+        What waits for its inputs there, and does not keep the device from others.
     stuck
         By batch, why the device gets no others until that is answered.
 
@@ -169,6 +179,7 @@ class DeviceLoad:
         "__weakref__",
         "_clock",
         "device_class",
+        "fetching",
         "flights",
         "last_sent",
         "name",
@@ -182,6 +193,7 @@ class DeviceLoad:
         self.device_class = device_class
         self.last_sent = float("-inf")
         self.flights: list[Flight] = [] if beside is None else beside.flights
+        self.fetching: list[Flight] = [] if beside is None else beside.fetching
         self.stuck: dict[str, str] = {} if beside is None else beside.stuck
         self._clock: _Clock = _Clock() if beside is None else beside._clock
 
@@ -192,20 +204,33 @@ class DeviceLoad:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is under way."""
+        """Whether no batch is under way, but for those that wait for inputs."""
         return not self.flights
+
+    @property
+    def full(self) -> bool:
+        """Whether it has as many batches as it should have at once."""
+        return len(self.flights) >= IN_FLIGHT
+
+    @property
+    def fetches_enough(self) -> bool:
+        """Whether so many wait for inputs that no more should that need any."""
+        return len(self.fetching) >= FETCHING
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it has a batch that shares it with no other."""
+        return any(flight.alone for flight in (*self.flights, *self.fetching))
 
     @property
     def running(self) -> Flight | None:
         """What it runs now, as far as can be known."""
-        begun = [f for f in self.flights if f.begun_at is not None]
-        ready = [f for f in self.flights if f.waits_since is None]
-        return next(iter(begun or ready), None)
+        return next((f for f in self.flights if f.waits_since is None), None)
 
     @property
     def rows(self) -> int:
         """Rows of all batches under way."""
-        return sum(flight.rows for flight in self.flights)
+        return sum(flight.rows for flight in (*self.flights, *self.fetching))
 
     def takes_more(self, alone: bool = False) -> bool:
         """Whether one more batch may be sent; with ``alone``, one that shares nothing.
@@ -213,9 +238,9 @@ class DeviceLoad:
         >>> DeviceLoad("tcp://10.0.0.1:1", "npu").takes_more(alone=True)
         True
         """
-        if alone or not self.flights:
-            return not self.flights
-        return len(self.flights) < IN_FLIGHT and not self.flights[-1].alone
+        if alone:
+            return not (self.flights or self.fetching)
+        return not (self.full or self.isolated)
 
     def send(self, flight: Flight) -> None:
         """Note that `flight` has left for this device."""
@@ -224,17 +249,22 @@ class DeviceLoad:
 
     def flight(self, batch_id: str) -> Flight | None:
         """A batch under way; None if none has this name."""
-        return next((f for f in self.flights if f.batch_id == batch_id), None)
+        every = (*self.flights, *self.fetching)
+        return next((f for f in every if f.batch_id == batch_id), None)
 
-    def waits(self, batch_id: str, now: float) -> None:
+    def waits(self, batch_id: str, waits_for: str, now: float) -> None:
         """A batch cannot begin, and not because of those before it."""
-        if (flight := self.flight(batch_id)) is not None:
-            flight.waits_since, flight.begun_at = now, None
+        if (flight := self._take(batch_id)) is not None:
+            flight.waits_for, flight.waits_since = waits_for, now
+            (self.fetching if waits_for == INPUTS else self.flights).append(flight)
 
     def begun(self, batch_id: str, now: float, link: Link) -> None:
         """It has begun after that."""
-        if (flight := self.flight(batch_id)) is not None:
-            flight.waits_since, flight.begun_at = None, now - link.inbound
+        if (flight := self._take(batch_id)) is not None:
+            flight.waits_for, flight.waits_since = "", None
+            flight.begun_at = now - link.inbound
+            # What was ahead of it has not begun.
+            self.flights.insert(0, flight)
 
     def finish(self, batch_id: str, now: float, link: Link) -> Flight | None:
         """Note that a batch was answered, or that no answer will come.
@@ -244,12 +274,17 @@ class DeviceLoad:
         Flight or None
             What was under way; None if no batch of this name was.
         """
-        flight = self.flight(batch_id)
+        flight = self._take(batch_id)
         if flight is not None:
-            self.flights.remove(flight)
             # Predicting each batch from its own send time alone would add up the
             # errors of all its predecessors; the answer sets the clock right.
             self._clock.free_at = now - link.inbound
+        return flight
+
+    def _take(self, batch_id: str) -> Flight | None:
+        flight = self.flight(batch_id)
+        if flight is not None:
+            (self.fetching if flight in self.fetching else self.flights).remove(flight)
         return flight
 
     def expected_free(self, now: float, link: Link) -> float:

@@ -332,7 +332,7 @@ class Service:
             device_class=replica.device_class,
             batches=done.batches if done else 0,
             rows=done.rows if done else 0,
-            in_flight=len(device.flights) if device else 0,
+            in_flight=len(device.flights) + len(device.fetching) if device else 0,
             load=max(device.expected_free(now, dispatcher.link) - now, 0.0)
             if device and device.flights
             else 0.0,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
+from daskinfer.protocol import INPUTS
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.deadlines import Deadlines
 
@@ -89,16 +90,16 @@ class Supervision:
         """A batch has left."""
         self.watched.set(batch.batch_id, batch.sent_at + self._patience(batch))
 
-    def progressed(self, batch: Batch, *, begun: bool) -> None:
+    def progressed(self, batch: Batch, waits_for: str) -> None:
         """A batch waits for inputs or for a task that has the device, or not any more.
 
         What it waits for is nobody's fault: only the time it runs is limited.
         """
         device, now = batch.device, monotonic()
-        if begun:
-            device.begun(batch.batch_id, now, self._link)
+        if waits_for:
+            device.waits(batch.batch_id, waits_for, now)
         else:
-            device.waits(batch.batch_id, now)
+            device.begun(batch.batch_id, now, self._link)
         self.watched.set(batch.batch_id, now + self._patience(batch))
 
     def answered(self, batch: Batch, message: DoneMessage) -> None:
@@ -172,11 +173,11 @@ class Supervision:
         for batch_id in self.watched.expired(now):
             batch = self._running.batches.get(batch_id)
             if batch is not None:
-                self._check_batch(batch, now)
+                self._check_batch(batch, running, now)
         for device in self._fitness.stuck:
             self._move(device, running)
 
-    def _check_batch(self, batch: Batch, now: float) -> None:
+    def _check_batch(self, batch: Batch, running: Collection[str], now: float) -> None:
         if batch.overdue:
             passed = f"{self._suspicion.hung_after:g} s after it was given up"
             reason = f"batch {batch.batch_id} of {batch.line.name!r} runs on {passed}"
@@ -195,6 +196,10 @@ class Supervision:
         suspect_at = started + self._suspicion.limit(self._predicted(batch))
         if now < suspect_at:
             again = min(again, suspect_at)
+        elif batch.waits_for == INPUTS:
+            # The device is free for others, and who holds the inputs may be late.
+            self._move_batch(batch, running)
+            again = now + suspect_at - started
         elif batch.batch_id not in batch.device.stuck:
             about = f"batch {batch.batch_id} of {batch.line.name!r}"
             passed = f"{now - started:.3g} s"
@@ -202,8 +207,8 @@ class Supervision:
                 f"it has not answered {about} for {passed}, where "
                 f"{self._predicted(batch):.3g} s were expected"
                 if waits_since is None
-                else f"{about} has waited there for {passed} for inputs from other "
-                "workers, or for a task that holds the device"
+                else f"{about} has waited there for {passed} for a task that holds "
+                "the device"
             )
             logger.warning(
                 "%s is suspect: %s. It gets nothing more until it answers; what it has "
@@ -245,33 +250,38 @@ class Supervision:
                 line.health.doubt(device.name, now, "it was late")
 
     def _move(self, device: DeviceLoad, running: Collection[str]) -> None:
-        """Have requests of a stuck device run elsewhere.
-
-        Those that run there do so once; those that have not begun, each time.
-        """
+        """Have requests of a stuck device run elsewhere."""
         for batch in list(self._running.batches.values()):
-            if batch.device.name != device.name or not batch.requests:
-                continue
-            has_begun = batch.is_running
-            others = self._fitness.others(batch.line, running)
-            moving = [
-                request
-                for request in batch.requests.values()
-                if not (has_begun and request.hedged)
-                and self._admission.allowed(request, others)
-            ]
-            if not moving:
-                continue
-            for request in moving:
-                request.hedged = request.hedged or has_begun
-                request.tried |= {device.name}
-            if has_begun:
-                self._running.give_up(batch, moving)
-            else:
-                self._running.recall(batch, moving)
-            # A request must not come back while the worker may still have its result.
-            device.stuck.setdefault(batch.batch_id, f"it drops batch {batch.batch_id}")
-            self._recovery.moved(batch, moving)
+            if batch.device.name == device.name and self._move_batch(batch, running):
+                # They must not come back while the worker may still have results.
+                about = f"it drops batch {batch.batch_id}"
+                device.stuck.setdefault(batch.batch_id, about)
+
+    def _move_batch(self, batch: Batch, running: Collection[str]) -> bool:
+        """Have requests of a batch run on another device; tell whether there were any.
+
+        Those that run do so once; those that have not begun, each time.
+        """
+        address, has_begun = batch.device.name, batch.is_running
+        others = self._fitness.others(batch.line, running)
+        others = [other for other in others if other.name != address]
+        moving = [
+            request
+            for request in batch.requests.values()
+            if not (has_begun and request.hedged)
+            and self._admission.allowed(request, others)
+        ]
+        if not moving:
+            return False
+        for request in moving:
+            request.hedged = request.hedged or has_begun
+            request.tried |= {address}
+        if has_begun:
+            self._running.give_up(batch, moving)
+        else:
+            self._running.recall(batch, moving)
+        self._recovery.moved(batch, moving)
+        return True
 
     # Times
 

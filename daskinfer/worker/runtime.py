@@ -61,7 +61,8 @@ class Job:
     active: Mapping[str, str]
     done: asyncio.Future[None]
     started: float = 0.0
-    waits: bool = False
+    fetching: bool = False
+    waits_for: str = ""
     ended: float = 0.0
     dropped: set[Key] = field(default_factory=set)
 
@@ -217,9 +218,10 @@ class InferenceRuntime(WorkerPlugin):
         self.jobs[batch] = job
         # Of attempts of the past: the scheduler knows of no result by now.
         forget(self.worker, keys, stimulus_id)
-        held = bool(model.resources) and self.device.account.is_waited_for
-        if held or any(key not in self.worker.data for key in who_has):
-            self._must_wait(job)
+        if any(key not in self.worker.data for key in who_has):
+            self._must_wait(job, protocol.INPUTS)
+        elif model.resources and self.device.account.is_waited_for:
+            self._must_wait(job, protocol.DEVICE)
         self.worker._ongoing_background_tasks.call_soon(self._run, job)
 
     @guarded
@@ -232,6 +234,7 @@ class InferenceRuntime(WorkerPlugin):
     async def _run(self, job: Job) -> None:
         try:
             inputs, missing = await fetch_inputs(self.worker, job.who_has)
+            job.fetching = False
             outcome = await self.device.run(
                 job.model.resources, self._execute, job, inputs
             )
@@ -249,27 +252,28 @@ class InferenceRuntime(WorkerPlugin):
 
     def _device_is_held(self) -> None:
         for job in self.jobs.values():
-            if job.model.resources and not job.started:
-                self._must_wait(job)
+            if job.model.resources and not job.started and not job.fetching:
+                self._must_wait(job, protocol.DEVICE)
 
-    def _must_wait(self, job: Job) -> None:
-        """Let the scheduler know, unless it does, that a batch does not run yet."""
-        if not job.waits:
-            job.waits = True
-            self._tell_progress(job, begun=False)
+    def _must_wait(self, job: Job, waits_for: str) -> None:
+        """Let the scheduler know, unless it does, what a batch waits for."""
+        job.fetching = waits_for == protocol.INPUTS
+        if job.waits_for != waits_for:
+            job.waits_for = waits_for
+            self._tell_progress(job, waits_for)
 
-    def _tell_progress(self, job: Job, *, begun: bool) -> None:
+    def _tell_progress(self, job: Job, waits_for: str) -> None:
         message: protocol.ProgressMessage = {
             "op": protocol.PROGRESS,
             "batch": job.batch,
-            "begun": begun,
+            "waits_for": waits_for,
         }
         self.worker.batched_send(dict(message))
 
     def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
         job.started = job.ended = monotonic()
-        if job.waits:
-            self.worker.loop.add_callback(self._tell_progress, job, begun=True)
+        if job.waits_for:
+            self.worker.loop.add_callback(self._tell_progress, job, "")
         if self.device.broken is not None:
             return Outcome(broken=self.device.broken)
         found = inputs if job.who_has else None

@@ -231,10 +231,10 @@ class Bench:
         seconds = self.seconds[message["name"]]
         self.dispatcher.done(done_message(message, seconds) | about, address)
 
-    def progress(self, index: int, *, begun: bool) -> None:
-        """A worker says that a batch waits for more than its turn, or has begun."""
+    def progress(self, index: int, waits_for: str) -> None:
+        """A worker says what a batch waits for but its turn, or that it has begun."""
         address, message = self.runs[index]
-        self.dispatcher.progressed(message["batch"], address, begun=begun)
+        self.dispatcher.progressed(message["batch"], address, waits_for)
 
 
 def done_message(message: Any, seconds: float) -> Any:
