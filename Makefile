@@ -6,6 +6,7 @@
 #   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
 #   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
 #   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
+#   make chaos PACE=5                      seconds between two events
 #   make soak COUNT=1000000 CYCLES=5000    how many requests fail, how often is deployed
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 SEEDS ?= 1
 SECONDS ?= 600
+PACE ?= 2.5
 COUNT ?= 100000
 CYCLES ?= 1000
 
@@ -61,7 +63,7 @@ bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 	$(RUN) -m benchmarks
 
 chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
-	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS)
+	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS) --pace $(PACE)
 
 soak: $(VENV)/dev.stamp  ## see that nothing is kept of what fails, or is undeployed
 	$(RUN) -m tests.soak --count $(COUNT)

@@ -219,8 +219,11 @@ class DeviceLoad:
 
     @property
     def isolated(self) -> bool:
-        """Whether it has a batch that shares it with no other."""
-        return any(flight.alone for flight in (*self.flights, *self.fetching))
+        """Whether it has a batch that shares it with no other.
+
+        Those that wait for inputs don't matter: it will be known what runs when.
+        """
+        return any(flight.alone for flight in self.flights)
 
     @property
     def running(self) -> Flight | None:
@@ -239,7 +242,7 @@ class DeviceLoad:
         True
         """
         if alone:
-            return not (self.flights or self.fetching)
+            return not self.flights
         return not (self.full or self.isolated)
 
     def send(self, flight: Flight) -> None:

@@ -98,6 +98,8 @@ class Supervision:
         device, now = batch.device, monotonic()
         if waits_for:
             device.waits(batch.batch_id, waits_for, now)
+            # Should it decide about a worker, another one may be sooner.
+            batch.line.health.undecided(device.name, batch.batch_id)
         else:
             device.begun(batch.batch_id, now, self._link)
         self.watched.set(batch.batch_id, now + self._patience(batch))

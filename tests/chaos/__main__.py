@@ -1,6 +1,6 @@
 """Let anything die at any time, and see that every request is answered once.
 
-    python -m tests.chaos [--seeds 1 2 3] [--seconds 20]
+    python -m tests.chaos [--seeds 1 2 3] [--seconds 20] [--pace 2.5]
 
 Run it from the repository's folder. Everything that happens is drawn from the seed; how
 fast it happens is up to the machine. The exit status is 1 if anything was wrong.
@@ -19,7 +19,7 @@ import argparse
 import asyncio
 import sys
 
-from tests.chaos.plan import Plan
+from tests.chaos.plan import PACE, Plan
 from tests.chaos.run import run
 
 
@@ -30,8 +30,14 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="how long each seed's plan is"
     )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=PACE,
+        help="seconds between two events; a process takes about as long to start",
+    )
     options = parser.parse_args()
-    plans = [Plan.of(seed, options.seconds) for seed in options.seeds]
+    plans = [Plan.of(seed, options.seconds, options.pace) for seed in options.seeds]
     return int(not all([asyncio.run(run(plan)) for plan in plans]))
 
 

@@ -153,9 +153,11 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def main(address: str, seed: int, seconds: float, number: int) -> None:
+async def main(
+    address: str, seed: int, seconds: float, pace: float, number: int
+) -> None:
     """Be one of the plan's clients."""
-    script = Plan.of(seed, seconds).scripts[number]
+    script = Plan.of(seed, seconds, pace).scripts[number]
     loop = asyncio.get_running_loop()
     async with Client(address, asynchronous=True) as client:
         print("ready", flush=True)
@@ -166,5 +168,5 @@ async def main(address: str, seed: int, seconds: float, number: int) -> None:
 
 
 if __name__ == "__main__":
-    _, _address, _seed, _seconds, _number = sys.argv
-    asyncio.run(main(_address, int(_seed), float(_seconds), int(_number)))
+    _, _address, _seed, _seconds, _pace, _number = sys.argv
+    asyncio.run(main(_address, int(_seed), float(_seconds), float(_pace), int(_number)))

@@ -17,8 +17,8 @@ BATCH_TIMEOUT = 1.5
 WORKERS = 4
 CLIENTS = 4
 
-#: Seconds between two events of the cluster.
-_PACE = 2.5
+#: Seconds between two events of the cluster, by default.
+PACE = 2.5
 _TIMEOUTS = (0.2, 1.0, 4.0)
 
 
@@ -114,32 +114,33 @@ class Plan:
 
     seed: int
     seconds: float
+    pace: float
     events: tuple[Event, ...]
     scripts: tuple[tuple[Step, ...], ...]
     deserted: float
 
     @classmethod
-    def of(cls, seed: int, seconds: float) -> Plan:
-        """Draw a plan.
+    def of(cls, seed: int, seconds: float, pace: float = PACE) -> Plan:
+        """Draw a plan, with so many seconds between two events of the cluster.
 
         >>> Plan.of(1, 30.0) == Plan.of(1, 30.0)
         True
         """
         chance = random.Random(seed)
-        events = tuple(_events(chance, seconds))
+        events = tuple(_events(chance, seconds, pace))
         scripts = [
             list(_steps(chance, seconds, number)) for number in range(CLIENTS + 1)
         ]
-        for code, every in ((Code.EXITS, 12.0), (Code.HOLDS, 15.0)):
+        for code, every in ((Code.EXITS, 5 * pace), (Code.HOLDS, 6 * pace)):
             for i in range(max(1, round(seconds / every))):
                 _plant(
                     chance, scripts[:-1], code, i * every, min((i + 1) * every, seconds)
                 )
         deserted = chance.uniform(0.2, 0.8) * seconds
-        return cls(seed, seconds, events, tuple(map(tuple, scripts)), deserted)
+        return cls(seed, seconds, pace, events, tuple(map(tuple, scripts)), deserted)
 
 
-def _events(chance: random.Random, seconds: float) -> list[Event]:
+def _events(chance: random.Random, seconds: float, pace: float) -> list[Event]:
     """Each kind has its turn before one comes again, kills and freezes twice.
 
     So there is never more than one worker more or less than at the start.
@@ -154,7 +155,7 @@ def _events(chance: random.Random, seconds: float) -> list[Event]:
         # Longer than the time limit of batches, and at times than anybody may be late.
         lasts = chance.uniform(2.0, 7.0)
         events.append(Event(at, deck.pop(), chance.random(), lasts))
-        at += _PACE * chance.uniform(0.7, 1.3)
+        at += pace * chance.uniform(0.7, 1.3)
     return events
 
 

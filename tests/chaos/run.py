@@ -54,7 +54,7 @@ async def run(plan: Plan) -> bool:
     if tally.complaints:
         print(
             f"again: python -m tests.chaos --seeds {plan.seed} "
-            f"--seconds {plan.seconds:g}"
+            f"--seconds {plan.seconds:g} --pace {plan.pace:g}"
         )
     return not tally.complaints
 
@@ -104,7 +104,7 @@ def _count_time_outs(scheduler: Scheduler, done: Counter[str]) -> None:
 async def _client(
     plan: Plan, address: str, number: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    arguments = (address, plan.seed, plan.seconds, number)
+    arguments = (address, plan.seed, plan.seconds, plan.pace, number)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -45,6 +45,8 @@ class Cluster:
     ----------
     batches
         What each worker in service has before it.
+    fetching
+        What each worker has whose inputs it waits for.
     strays
         What workers had when it was taken away from them.
     deadly
@@ -65,6 +67,7 @@ class Cluster:
         self.registry = Registry()
         self.requests: dict[int, Request] = {}
         self.batches: dict[str, list[Any]] = {}
+        self.fetching: dict[str, list[Any]] = {}
         self.strays: list[tuple[str, Any]] = []
         self.deadly: set[Task] = set()
         self._dropped: set[tuple[str, int]] = set()
@@ -135,13 +138,14 @@ class Cluster:
         """A worker comes, perhaps in place of one whose device is broken."""
         self.lose(address, expected=True)
         self.tasks.workers.append(address)
-        self.batches[address] = []
+        self.batches[address], self.fetching[address] = [], []
         for name in self.registry.deployments:
             self._load(name, address, doubt)
 
     def lose(self, address: str, *, expected: bool) -> None:
         if address in self.tasks.workers:
             self.batches.pop(address, None)
+            self.fetching.pop(address, None)
             self.strays = [stray for stray in self.strays if stray[0] != address]
             self.tasks.lose(address)
             self.dispatcher.worker_lost(address, expected=expected)
@@ -149,13 +153,35 @@ class Cluster:
     def take_out(self, address: str) -> None:
         """A worker's device is broken or hangs; its process is still there."""
         self._abandon(address)
-        del self.batches[address]
+        del self.batches[address], self.fetching[address]
         self.dispatcher.device_failed(address)
 
     def wanted(self, message: Any) -> list[int]:
         """The requests of a batch that its worker was not told to drop."""
         batch = message["batch"]
         return [key for key in message["keys"] if (batch, key) not in self._dropped]
+
+    def fetch(self, address: str, index: int) -> None:
+        """A batch waits for inputs: others run before it."""
+        message = self.batches[address].pop(index)
+        message["fetched"] = True
+        self.fetching[address].append(message)
+        self.dispatcher.progressed(message["batch"], address, protocol.INPUTS)
+
+    def fetched(self, address: str) -> None:
+        """A batch has its inputs, and begins."""
+        message = self.fetching[address].pop(0)
+        self.batches[address].insert(0, message)
+        self.dispatcher.progressed(message["batch"], address, "")
+
+    def hold(self, address: str) -> None:
+        """A task has the device, and what is first waits for that."""
+        batch = self.batches[address][0]["batch"]
+        self.dispatcher.progressed(batch, address, protocol.DEVICE)
+
+    def begin(self, address: str) -> None:
+        """The first begins, whatever it waited for."""
+        self.dispatcher.progressed(self.batches[address][0]["batch"], address, "")
 
     def answer(self, address: str, **about: Any) -> None:
         """A worker answers its first batch, or dies of it."""
@@ -180,8 +206,9 @@ class Cluster:
         self.dispatcher.device_ready(name, "1", address, kind, timings, doubt)
 
     def _abandon(self, address: str) -> None:
-        self.strays += [(address, message) for message in self.batches[address]]
-        self.batches[address].clear()
+        for messages in (self.batches[address], self.fetching[address]):
+            self.strays += [(address, message) for message in messages]
+            messages.clear()
 
     # The engine
 
@@ -204,8 +231,16 @@ class Cluster:
         self._check_room(address)
 
     def _check_new(self, address: str, sent: Sequence[Request]) -> None:
-        """No later attempt goes where the result of an earlier one may yet be."""
-        before = {task for batch in self.batches[address] for task in batch["payloads"]}
+        """No later attempt goes where the result of an earlier one may yet be.
+
+        But where that had not begun: it is told in time that nobody wants it.
+        """
+        before = {
+            task
+            for batch in (*self.batches[address], *self.fetching[address])
+            for key, task in zip(batch["keys"], batch["payloads"], strict=True)
+            if not batch.get("fetched") or key in self.wanted(batch)
+        }
         for request in sent:
             again = request.attempts > 1 and self.tasks.by_key[request.key] in before
             assert not again, f"{request} is sent to {address} twice"
@@ -229,5 +264,6 @@ class Cluster:
     def _check_room(self, address: str) -> None:
         """One batch runs and one waits, unless somebody runs isolated."""
         batches = self.batches[address]
-        most = 1 if any(batch["alone"] for batch in batches) else IN_FLIGHT
-        assert len(batches) <= most, f"{address} is sent too much"
+        if any(batch["alone"] for batch in batches):
+            assert len(batches) == 1, f"{address} has another beside one isolated"
+        assert len(batches) <= IN_FLIGHT, f"{address} is sent too much"

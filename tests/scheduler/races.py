@@ -102,6 +102,25 @@ class World:
             some, others = self._split_first(address)
             self.cluster.answer(address, keys=others, missing=some)
 
+    def fetch(self) -> None:
+        """A batch has to wait for inputs."""
+        if (address := self._any_busy()) is not None:
+            batches = self.cluster.batches[address]
+            begun = "fetched" in batches[0]
+            if len(batches) > begun:
+                self.cluster.fetch(address, self.random.randrange(begun, len(batches)))
+
+    def fetched(self) -> None:
+        fetching = self.cluster.fetching
+        if found := [address for address in fetching if fetching[address]]:
+            self.cluster.fetched(self.random.choice(found))
+
+    def hold_or_begin(self) -> None:
+        """A user's task takes the device, or gives it back."""
+        if (address := self._any_busy()) is not None:
+            pick = self.random.choice
+            pick([self.cluster.hold, self.cluster.begin])(address)
+
     def break_device(self) -> None:
         if (address := self._any_busy()) is not None:
             struck, _ = self._split_first(address)
@@ -140,6 +159,8 @@ class World:
         for address in self.addresses:
             if address != without:
                 self._join_if_out(address)
+                while self.cluster.fetching[address]:
+                    self.cluster.fetched(address)
 
     # Choices
 

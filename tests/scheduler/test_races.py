@@ -22,6 +22,9 @@ EVENTS = {
     World.answer: 20.0,
     World.refuse: 3.0,
     World.miss_inputs: 1.0,
+    World.fetch: 3.0,
+    World.fetched: 3.0,
+    World.hold_or_begin: 2.0,
     World.break_device: 2.0,
     World.say_late: 2.0,
     World.cancel: 5.0,
@@ -63,6 +66,8 @@ async def live(seed: int) -> None:
     check_nobody_waits_in_vain(cluster)
     await finish(world, silent)
     check_all_have_ended(cluster)
+    while cluster.fetching.get(silent):
+        cluster.fetched(silent)
     while cluster.batches.get(silent):
         cluster.answer(silent)
     await settle()
@@ -83,7 +88,7 @@ async def storm(world: World) -> None:
 async def finish(world: World, silent: str | None) -> None:
     """From now on nothing bad happens, but that a worker is silent."""
     cluster = world.cluster
-    for _ in range(3000):
+    for _ in range(400):
         busy = [a for a, batches in cluster.batches.items() if batches and a != silent]
         if busy:
             cluster.answer(world.random.choice(busy))
@@ -130,7 +135,7 @@ def check_nobody_waits_in_vain(cluster: Cluster) -> None:
         for lane in line.queue.oldest(100):
             # One that has failed it is no help while there is another.
             allowed = dispatcher._admission.devices(lane, able, able)
-            idle = [device for device in allowed if device.idle]
+            idle = [d for d in allowed if d.idle and not d.isolated]
             assert not idle, f"{lane} waits while {idle} idle"
 
 
@@ -147,7 +152,8 @@ def check_nothing_is_left(cluster: Cluster) -> None:
     assert not len(dispatcher.recovery.delayed) and not len(dispatcher.deadlines)
     for line in dispatcher.lines.values():
         assert not line.in_flight and not line.delayed and not line.queue.count
-        assert all(device.idle and not device.stuck for device in line.devices.values())
+        for device in line.devices.values():
+            assert device.idle and not device.fetching and not device.stuck
 
 
 def check_nothing_was_raised(caplog: pytest.LogCaptureFixture) -> None:
