@@ -140,7 +140,7 @@ async def test_what_comes_back_from_a_lost_worker_is_not_turned_away(c, s, a, b)
     futures = model.map([row(i) for i in range(18)])
     await until(lambda: len(engine(s).dispatcher.running.batches) == 4)
     await queued(s, 2)
-    engine(s).registry.deployment("m").max_queue = 2
+    engine(s).dispatcher.lines["m", "1"].max_queue = 2
     refused = model.submit(row(18))
     assert isinstance(await refused.exception(), Overloaded)
     await s.remove_worker(a.address, stimulus_id="test", close=False)

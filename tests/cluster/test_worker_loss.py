@@ -74,10 +74,12 @@ async def test_a_deadly_input_dies_alone(c, s, a, b, way):
     assert isinstance(error, WorkerLost) and isinstance(error, KilledWorker)
     assert (error.key, error.name, error.version) == (futures[13].key, "m", "1")
     assert error.worker.startswith("tcp://")
-    assert "while it ran nothing else" in str(error)
     # The bound that is documented. Where its batch had begun although the answer of
     # the one before was still on its way, that one is charged, and it is a bystander.
-    assert deadly_one.solo == 2
+    # It may have been alone from the start.
+    assert deadly_one.solo in (2, 3)
+    in_company = deadly_one.solo < deadly_one.charges
+    assert ("while it ran nothing else" in str(error)) == in_company
     assert deadly_one.charges <= 4 and deadly_one.bystander <= 2
     assert error.attempts == deaths == deadly_one.charges + deadly_one.bystander
     status = await model.status()
