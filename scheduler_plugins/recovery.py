@@ -120,7 +120,7 @@ class Recovery:
             if alone and not self._tasks.spend_retry(request.key):
                 self._fail(request, batch.line, kind, batch.device.name, reason)
         elif decision.not_before > now:
-            self._hold_back(request, batch.line, decision.not_before)
+            self.hold_back(request, batch.line, decision.not_before)
 
     def _isolate(self, batch: Batch, requests: Sequence[Request]) -> None:
         for number, part in enumerate(isolation.divide(requests)):
@@ -166,7 +166,8 @@ class Recovery:
 
     # Waiting until later
 
-    def _hold_back(self, request: Request, line: Line, until: float) -> None:
+    def hold_back(self, request: Request, line: Line, until: float) -> None:
+        """Let a request wait for nothing but a monotonic time, in seconds."""
         line = self._line_of(request, line)
         if request.queue is not None:
             request.queue.discard(request)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.utils import parse_timedelta
 from distributed import CancelledError, Client, Scheduler, Status, Worker
+from distributed.metrics import monotonic
 from distributed.utils_test import gen_cluster
 
 import daskinfer
-from daskinfer import DeviceError, RetryPolicy, SchedulerLost
+from daskinfer import RetryPolicy, SchedulerLost
 from tests.cluster.helpers import PATIENCE, Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
@@ -41,7 +43,8 @@ async def in_every_state(
     await queued(scheduler, 4)
     line = dispatcher.lines["m", "1"]
     for request in line.queue.requests()[:2]:
-        dispatcher.recovery.attempt_failed(request, line, DeviceError, "tcp://gone:1")
+        until_then = monotonic() + parse_timedelta(backoff)
+        dispatcher.recovery.hold_back(request, line, until_then)
     assert (len(line.queue), line.delayed) == (2, 2)
     return futures
 
