@@ -13,6 +13,8 @@ result is what the model would have answered to that request alone.
     :func:`split`: one output into one per request; :func:`join_outputs`: its inverse
 ``outline``
     :func:`outline`: what a request's inputs look like, in a line for readers
+``content``
+    :func:`content_of`: which requests are equal in all they say
 ``convert``
     between arrays and tensors, for a module that is given arrays
 
@@ -36,6 +38,7 @@ Two requests of one row and of two rows share a pass:
 from __future__ import annotations
 
 from daskinfer.payload.collate import collate, slice_rows
+from daskinfer.payload.content import NoContentError, content_of
 from daskinfer.payload.convert import to_numpy, to_tensors
 from daskinfer.payload.outline import outline
 from daskinfer.payload.signature import Measure, measure
@@ -45,7 +48,9 @@ from daskinfer.payload.tree import copy_arrays, map_arrays
 __all__ = [
     "AmbiguousOutput",
     "Measure",
+    "NoContentError",
     "collate",
+    "content_of",
     "copy_arrays",
     "join_outputs",
     "map_arrays",
