@@ -79,6 +79,18 @@ class SteadyDevice:
         return x
 
 
+class RowDevice:
+    """Takes a constant time for each row, and leaves the CPU alone."""
+
+    def __init__(self, seconds: float = 0.010) -> None:
+        self.seconds = seconds
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the batch after the time."""
+        time.sleep(self.seconds * len(x))
+        return x
+
+
 class UnevenDevice:
     """Takes 20 ms for any batch, and ten times that on some workers."""
 
