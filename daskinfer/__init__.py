@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from daskinfer import config as _config  # registers the defaults with Dask
 from daskinfer import transport as _transport
 from daskinfer.breaker import BreakerPolicy
+from daskinfer.cache import TierPolicy
+from daskinfer.caching import CachePolicy
 from daskinfer.canary import AbortPolicy
 from daskinfer.client import deployments, get, info
 from daskinfer.deployment import deploy
@@ -54,6 +56,7 @@ __all__ = [
     "BatchPolicy",
     "BatchTimeout",
     "BreakerPolicy",
+    "CachePolicy",
     "DeadlineExceeded",
     "DeployTimeout",
     "DeploymentExists",
@@ -72,6 +75,7 @@ __all__ = [
     "RequestInfo",
     "RetryPolicy",
     "SchedulerLost",
+    "TierPolicy",
     "UnknownDeployment",
     "UpdateAborted",
     "UpdateFailed",

@@ -9,7 +9,7 @@ from distributed import Client, Future, default_client
 from distributed.worker import get_client, get_worker
 
 from daskinfer import config
-from daskinfer.exceptions import UnknownDeployment
+from daskinfer.exceptions import InferenceError, UnknownDeployment
 from daskinfer.fields import given_duration
 from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
@@ -94,7 +94,7 @@ async def _get(client: Client, name: str, version: str | None) -> Model:
             f"{name!r} has no version {version!r}; "
             f"it has {', '.join(map(repr, about['versions']))}"
         )
-    return Model(name, version, about["batch_dim"], client=client)
+    return Model(name, version, about["batch_dim"], about["cached"], client=client)
 
 
 def deployments(client: Client) -> list[Model]:
@@ -105,7 +105,7 @@ def deployments(client: Client) -> list[Model]:
 async def _deployments(client: Client) -> list[Model]:
     found = await _describe(client)
     return [
-        Model(name, None, about["batch_dim"], client=client)
+        Model(name, None, about["batch_dim"], about["cached"], client=client)
         for name, about in sorted(found.items())
     ]
 
@@ -143,6 +143,24 @@ async def _status(client: Client, name: str) -> DeploymentStatus:
     if answer["status"] == "unknown":
         raise UnknownDeployment(answer["message"])
     return DeploymentStatus.from_message(answer["deployment"])
+
+
+def cache_clear(model: Model) -> None:
+    """Forget cached results, as :meth:`Model.cache_clear` documents."""
+    client = model.client
+    return cast(None, client.sync(_cache_clear, client, model.name))
+
+
+async def _cache_clear(client: Client, name: str) -> None:
+    await install(client)
+    answer = await calls(client).daskinfer_clear(name=name)
+    if answer["status"] == "unknown":
+        raise UnknownDeployment(answer["message"])
+    if answer["silent"]:
+        raise InferenceError(
+            f"the cached results of {name!r} may still be on "
+            f"{', '.join(answer['silent'])}, which did not answer: try again"
+        )
 
 
 def undeploy(model: Model, wait_timeout: str | float | None) -> None:

@@ -14,6 +14,7 @@ from distributed.protocol.serialize import to_serialize
 
 from daskinfer import protocol, transport
 from daskinfer.breaker import BreakerPolicy
+from daskinfer.caching import CachePolicy
 from daskinfer.exceptions import DeploymentExists, DeploymentFailed, DeployTimeout
 from daskinfer.failure import load_failure
 from daskinfer.fields import size, timeout_of
@@ -50,6 +51,7 @@ def deploy(
     batch_timeout: str | float | None = None,
     max_queue: int | None = None,
     breaker: BreakerPolicy | None = None,
+    cache: CachePolicy | None = None,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -108,6 +110,9 @@ def deploy(
     breaker
         After which failures a worker gets no more requests, and for how long; None:
         as :class:`BreakerPolicy` does by default.
+    cache
+        How results are cached on the workers; None: they are not, and nothing is spent
+        on it.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -148,6 +153,8 @@ def deploy(
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
     if breaker is not None and not isinstance(breaker, BreakerPolicy):
         raise TypeError(f"breaker must be a BreakerPolicy, not {breaker!r}")
+    if cache is not None and not isinstance(cache, CachePolicy):
+        raise TypeError(f"cache must be a CachePolicy, not {cache!r}")
     if request_timeout is None:
         request_timeout = dask.config.get("daskinfer.request-timeout")
     if batch_timeout is None:
@@ -173,6 +180,7 @@ def deploy(
             "request_timeout": timeout_of("request_timeout", request_timeout),
             "batch_timeout": timeout_of("batch_timeout", batch_timeout),
             "breaker": (breaker or BreakerPolicy()).to_message(),
+            "cache": None if cache is None else cache.to_message(),
             "max_queue": None if max_queue is None else size("max_queue", max_queue),
         },
         timeout if wait else None,
@@ -204,7 +212,8 @@ async def _deploy(
         raise ValueError(answer["message"])
     if timeout is not None:
         await _wait_ready(client, name, version, timeout)
-    return Model(name, None, policy.batch_dim, client=client)
+    cached = options["cache"] is not None
+    return Model(name, None, policy.batch_dim, cached, client=client)
 
 
 async def _wait_ready(client: Client, name: str, version: str, timeout: float) -> None:

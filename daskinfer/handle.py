@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from daskinfer.bound import BoundModel
 from daskinfer.options import NO_OPTIONS, CallOptions
 from daskinfer.versions import Versioned
 
@@ -39,6 +40,9 @@ class Model(Versioned):
         A version to stay with; None follows the active one.
     batch_dim
         The axis along which requests are joined; None stacks samples.
+    cached
+        Whether results of the deployment are cached, so that requests are to be told
+        apart by what they say.
 
     Notes
     -----
@@ -59,25 +63,27 @@ class Model(Versioned):
     True
     """
 
-    __slots__ = ("__name__", "__weakref__", "batch_dim", "name", "version")
+    __slots__ = ("__name__", "__weakref__", "batch_dim", "cached", "name", "version")
 
     def __init__(
         self,
         name: str,
         version: str | None = None,
         batch_dim: int | None = 0,
+        cached: bool = False,
         *,
         client: Client | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self.batch_dim = batch_dim
+        self.cached = cached
         # Dask makes the key prefix of a task from its function's name.
         self.__name__ = name if version is None else f"{name}@{version}"
         self._client = client
 
-    def __reduce__(self) -> tuple[type[Model], tuple[str, str | None, int | None]]:
-        return Model, (self.name, self.version, self.batch_dim)
+    def __reduce__(self) -> tuple[type[Model], tuple[Any, ...]]:
+        return Model, (self.name, self.version, self.batch_dim, self.cached)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return ("daskinfer.Model", self.name, self.version)
@@ -225,6 +231,21 @@ class Model(Versioned):
 
         return status(self)
 
+    def cache_clear(self) -> None:
+        """Forget all cached results of this deployment, on every worker and its disk.
+
+        Returns when they are gone; those of requests that are running are not kept.
+        Nothing happens where results are not cached.
+
+        Raises
+        ------
+        InferenceError
+            Workers did not answer in time; the message names them.
+        """
+        from daskinfer.client import cache_clear
+
+        return cache_clear(self)
+
     def undeploy(self, *, wait_timeout: str | float | None = None) -> None:
         """Remove the deployment; what still waits for it fails by name.
 
@@ -279,54 +300,3 @@ class Model(Versioned):
 
         submit = submitter(self.client).submit
         return [submit(self, options, args, kwargs) for args in calls]
-
-
-class BoundModel:
-    """A handle with call options; see :meth:`Model.options`."""
-
-    __slots__ = ("model", "options")
-
-    def __init__(self, model: Model, options: CallOptions) -> None:
-        self.model = model
-        self.options = options
-
-    def __repr__(self) -> str:
-        told = ", ".join(
-            f"{name}={getattr(self.options, name)!r}" for name in self.options.names()
-        )
-        return f"{repr(self.model)[:-1]} with {told or 'no options'}>"
-
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As :meth:`Model.submit`, with the options."""
-        return self.model._submit(self.options, args, kwargs)
-
-    def map(self, *iterables: Iterable[Any], **kwargs: Any) -> list[Future[Any]]:
-        """As :meth:`Model.map`, with the options.
-
-        Raises
-        ------
-        ValueError
-            With ``key=``: one key cannot name many results.
-        """
-        if self.options.key is not None:
-            raise ValueError("key= names one result; use submit")
-        return self.model._map(self.options, zip(*iterables, strict=False), kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`Model.__call__`, with the options."""
-        return self.model._call(self.options, args, kwargs)
-
-    def predict(self, data: Any, **kwargs: Any) -> Any:
-        """As :meth:`Model.predict`; the options apply to each of its requests.
-
-        Raises
-        ------
-        ValueError
-            With ``key=``: one key cannot name many results; and for a dask array,
-            which is computed later: give the options to ``client.compute`` then.
-        """
-        from daskinfer.predict import predict_with
-
-        if self.options.key is not None:
-            raise ValueError("key= names one result; predict sends many requests")
-        return predict_with(self.model, self.options, data, kwargs)

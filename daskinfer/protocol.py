@@ -40,6 +40,7 @@ REPLACE = "daskinfer-replace"
 
 #: Streams: scheduler to client.
 ANSWERS = "daskinfer-answers"
+REST = "daskinfer-rest"
 
 #: Streams: worker to scheduler.
 HELLO = "daskinfer-hello"
@@ -48,6 +49,8 @@ LOADED = "daskinfer-loaded"
 UNLOADED = "daskinfer-unloaded"
 PROGRESS = "daskinfer-progress"
 DONE = "daskinfer-done"
+CACHED = "daskinfer-cached"
+NOT_FOUND = "daskinfer-not-found"
 
 #: Calls (request and answer) to the scheduler.
 DEPLOY = "daskinfer_deploy"
@@ -60,14 +63,18 @@ STATUS = "daskinfer_status"
 INFO = "daskinfer_info"
 ARTIFACT = "daskinfer_artifact"
 GATHER = "daskinfer_gather"
+CLEAR = "daskinfer_clear"
 
 #: Calls to a worker.
 FETCH = "daskinfer_fetch"
+CACHE_STATISTICS = "daskinfer_cache_statistics"
+CACHE_CLEAR = "daskinfer_cache_clear"
 
-#: What a batch may wait for but its turn: inputs from other workers, or a user's task
-#: that holds the device.
+#: What a batch may wait for but its turn: inputs from other workers, a user's task that
+#: holds the device, or what is looked up in the worker's cache.
 INPUTS = "inputs"
 DEVICE = "device"
+CACHE = "cache"
 
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
@@ -80,7 +87,8 @@ class SubmitMessage(TypedDict):
 
     The lists run in parallel. ``signatures`` holds None where the inputs are
     futures, whose shapes nobody knows yet. Results of a batch that are no larger than
-    ``inline`` bytes together shall come unasked.
+    ``inline`` bytes together shall come unasked. ``contents`` hold, by position, the
+    hashes of what requests say, where results are cached.
     """
 
     op: str
@@ -98,6 +106,7 @@ class SubmitMessage(TypedDict):
     resources: dict[str, float] | None
     inline: int
     timeout: float | None
+    contents: dict[int, bytes]
 
 
 class RunMessage(TypedDict):
@@ -105,7 +114,9 @@ class RunMessage(TypedDict):
 
     ``pass_sizes`` are the rows of its first forward passes where the batch is to
     be cut, ``pass_rows`` those of all others. Results of up to ``inline`` bytes
-    together come back with the answer.
+    together come back with the answer. ``contents`` are the hashes of its requests,
+    where clients have told; empty if none has. What is ``held`` should be in the
+    worker's cache.
     """
 
     op: str
@@ -118,6 +129,8 @@ class RunMessage(TypedDict):
     pass_sizes: list[int]
     pass_rows: int
     inline: int
+    contents: list[bytes | None]
+    held: bool
     stimulus_id: str
 
 
@@ -145,6 +158,7 @@ class LoadMessage(TypedDict):
     device: str
     resources: dict[str, float] | None
     policy: dict[str, Any]
+    cache: dict[str, Any] | None
     stimulus_id: str
 
 
@@ -248,6 +262,14 @@ class Pack(TypedDict):
     frames: list[Any]
 
 
+class RestMessage(TypedDict):
+    """A client need not say for some seconds what its requests to a deployment say."""
+
+    op: str
+    name: str
+    seconds: float
+
+
 class AnswersMessage(TypedDict):
     """Small results for the client that asked, ahead of the word that they exist.
 
@@ -263,7 +285,7 @@ class AnswersMessage(TypedDict):
 class ProgressMessage(TypedDict):
     """A batch cannot begin yet, or has begun after it could not.
 
-    It ``waits_for`` :data:`INPUTS` or :data:`DEVICE`, or for nothing more. Of a batch
+    It ``waits_for`` :data:`INPUTS`, :data:`DEVICE`, :data:`CACHE`, or nothing more. Of a batch
     that only waits for those before it nothing is said.
     """
 
@@ -279,7 +301,10 @@ class DoneMessage(TypedDict):
     batch are of one type. ``out_of_memory`` is 0, or the rows of the smallest pass
     that did not fit the device. Seconds are durations measured on the worker: from the
     arrival of the batch to the start of its first pass, and from there to the
-    end of its last. ``pack`` holds the values of ``keys`` where they are small.
+    end of its last. ``pack`` holds the values of ``keys`` where they are small;
+    ``cached`` are the places of those that were not computed for their request,
+    ``look_up`` the seconds that it took to look for all, and ``kept`` names what is in
+    the worker's cache from now on.
 
     ``broken`` says why nothing runs on the device any more, and is empty as long as
     something does. The pass that found out held those ``struck``. Of what should
@@ -297,6 +322,9 @@ class DoneMessage(TypedDict):
     failed: dict[Key, Failure]
     missing: list[Key]
     passes: list[Pass]
+    cached: list[int]
+    look_up: float
+    kept: bytes
     out_of_memory: int
     waited: float
     ran: float
@@ -305,3 +333,26 @@ class DoneMessage(TypedDict):
     struck: list[Key]
     broken: str
     stimulus_id: str
+
+
+class NotFoundMessage(TypedDict):
+    """A batch that should be in the worker's cache is not, and waits for the device.
+
+    ``dropped`` names what is not there, as in :class:`CachedMessage`.
+    """
+
+    op: str
+    batch: str
+    dropped: bytes
+
+
+class CachedMessage(TypedDict):
+    """What else has come into a worker's cache of results, and what is there no more.
+
+    Each is named by its first eight bytes, all in one text.
+    """
+
+    op: str
+    name: str
+    added: bytes
+    dropped: bytes

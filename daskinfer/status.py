@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskinfer.cache.totals import CacheStatus
 from daskinfer.wording import counted
 
 
@@ -89,7 +90,7 @@ class VersionStatus:
     requests, failures
         How many ended there, and how many of them with an error.
     response
-        Seconds from a request's arrival to its answer.
+        Seconds from a request's arrival to its answer, of those that were computed.
     problems
         Why workers are not ready for it, by address.
     """
@@ -139,6 +140,8 @@ class DeploymentStatus:
         Percentiles over the last few thousand requests.
     problem
         Why waiting requests are not served, where that is so.
+    cache
+        What can be known of its cached results; None where there are none.
     last_update
         How the last update ended, in words; None before, and while one is under way.
 
@@ -189,6 +192,7 @@ class DeploymentStatus:
     latency: LatencyPercentiles
     problem: str | None = None
     last_update: str | None = None
+    cache: CacheStatus | None = None
 
     def version(self, label: str) -> VersionStatus:
         """One version by its label.
@@ -228,6 +232,7 @@ class DeploymentStatus:
         ]
         lines += [f"problem: {self.problem}"] * bool(self.problem)
         lines += [f"last update: {self.last_update}"] * bool(self.last_update)
+        lines += [] if self.cache is None else [str(self.cache)]
         return "\n".join(lines)
 
     def _versions(self) -> str:
@@ -291,6 +296,8 @@ class DeploymentStatus:
             for version in message["versions"]
         )
         message["workers"] = tuple(WorkerStatus(**w) for w in message["workers"])
+        if message["cache"] is not None:
+            message["cache"] = CacheStatus.from_message(message["cache"])
         message["latency"] = LatencyPercentiles(**message["latency"])
         return cls(**message)
 
@@ -323,6 +330,9 @@ class RequestInfo:
         What its batch took on the device.
     attempts
         How often it was sent to a worker.
+    cached
+        Whether it was found in a cache, or computed for another request that was equal
+        to it, rather than computed for its own.
     """
 
     name: str
@@ -334,3 +344,4 @@ class RequestInfo:
     queue_seconds: float
     compute_seconds: float
     attempts: int
+    cached: bool = False

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dask._task_spec import TaskRef
 from dask.base import get_annotations
 from distributed import Future
+from distributed.metrics import monotonic
 from distributed.protocol.serialize import to_serialize
 from distributed.utils_comm import pack_data, unpack_remotedata
 
@@ -80,6 +81,8 @@ class Submitter:
         self._installing: asyncio.Future[None] | None = None
         handlers: dict[str, Any] = client._stream_handlers
         handlers[protocol.ANSWERS] = partial(results_arrived, client)
+        handlers[protocol.REST] = self._let_rest
+        self._resting: dict[str, float] = {}
 
     def __repr__(self) -> str:
         waiting = sum(len(m["keys"]) for p in self._parcels for m in p.values())
@@ -121,7 +124,14 @@ class Submitter:
         else:
             measure = payload.measure(args, kwargs, model.batch_dim)
             signature, rows = measure.signature or f"alone-{key}", measure.rows
-        body = self._payload(transport.dumps((args, kwargs)))
+        content = None
+        if model.cached and not dependencies and not self._rests(model.name):
+            content = _content(args, kwargs)
+        frames = transport.dumps((args, kwargs))
+        if content is not None:
+            # What is sent later has to be what was hashed: others are given the result.
+            frames = [bytes(frame) for frame in frames]
+        body = self._payload(frames)
         future: Future[Any] = make(key, self.client)
         with self._lock:
             # What makes an unfinished input may stand behind the open parcel in the
@@ -138,11 +148,21 @@ class Submitter:
                 message = parcel[alike] = _message(*alike)
             if dependencies:
                 message["dependencies"][len(message["keys"])] = dependencies
+            if content is not None:
+                message["contents"][len(message["keys"])] = content
             message["keys"].append(key)
             message["payloads"].append(body)
             message["signatures"].append(signature)
             message["rows"].append(rows)
         return future
+
+    def _let_rest(self, name: str, seconds: float) -> None:
+        self._resting[name] = monotonic() + seconds
+
+    def _rests(self, name: str) -> bool:
+        """Whether hits are so rare that the scheduler does not ask for contents."""
+        until = self._resting.get(name)
+        return until is not None and monotonic() < until
 
     def _payload(self, frames: list[Any]) -> protocol.Payload:
         if len(frames) == 1 and len(frames[0]) <= self._inline_limit:
@@ -209,7 +229,15 @@ def _message(model: Model, options: CallOptions, inline: int) -> protocol.Submit
         "resources": None if options.resources is None else dict(options.resources),
         "inline": inline,
         "timeout": options.timeout,
+        "contents": {},
     }
+
+
+def _content(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    try:
+        return payload.content_of(args, kwargs)
+    except payload.NoContentError:
+        return None
 
 
 def _extract_futures(

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, cast
 from scheduler_plugins.line import LaneKey
 
 if TYPE_CHECKING:
+    from scheduler_plugins.affinity import Affinity
     from scheduler_plugins.constraint import Constraint
+    from scheduler_plugins.line import Line
     from scheduler_plugins.load import DeviceLoad
-    from scheduler_plugins.queueing import Lane, Request
+    from scheduler_plugins.queueing import Lane
+    from scheduler_plugins.request import Request
     from scheduler_plugins.taskstate import TaskStates
 
 #: Moving inputs pays for a lane of its own from this many seconds on.
@@ -24,15 +27,18 @@ class Admission:
     ----------
     tasks
         Knows where inputs are and what workers have.
+    affinity
+        Knows where results are.
     """
 
-    def __init__(self, tasks: TaskStates) -> None:
+    def __init__(self, tasks: TaskStates, affinity: Affinity) -> None:
         self._tasks = tasks
+        self._affinity = affinity
 
     def __repr__(self) -> str:
         return f"<Admission by {self._tasks!r}>"
 
-    def lane_of(self, request: Request) -> LaneKey:
+    def lane_of(self, request: Request, line: Line) -> LaneKey:
         """Who may share a pass with a request."""
         home = None
         if request.has_dependencies and request.group is None:
@@ -44,6 +50,7 @@ class Admission:
             home,
             request.group,
             request.tried,
+            self._affinity.holder(request, line),
         )
 
     def devices(

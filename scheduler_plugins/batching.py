@@ -40,8 +40,8 @@ class Send:
         Why now, for logs and dashboards: ``"full"`` (the best size is waiting),
         ``"idle"`` (a device has nothing to do), ``"prefetch"`` (it soon will have
         nothing), ``"timeout"`` (held long enough), ``"probe"``, ``"alone"``,
-        ``"retry"`` (a device that was slow may be so no more) or ``"try"`` (one that
-        was not fit may be so again).
+        ``"retry"`` (a device that was slow may be so no more), ``"try"`` (one that
+        was not fit may be so again) or ``"cached"`` (the results are there).
     """
 
     device: DeviceLoad
@@ -298,6 +298,14 @@ class Batcher:
         self._last_sent[device] = now
         device.send(Flight(batch_id, rows, now, predict, alone))
 
+    def looked_up(
+        self, send: Send, batch_id: str, now: float, *, rows: int, requests: int
+    ) -> None:
+        """Note that a batch has left that a cache is expected to answer."""
+        device = send.device
+        predict = partial(self.latency.seconds, device.name, device.device_class, rows)
+        device.look_up(Flight(batch_id, rows, now, predict, lookups=requests))
+
     def completed(
         self,
         batch_id: str,
@@ -316,7 +324,8 @@ class Batcher:
         now : float
             Monotonic time in seconds.
         """
-        device.finish(batch_id, now, self.link)
+        passes = list(passes)
+        device.finish(batch_id, now, self.link, ran=bool(passes))
         total = 0.0
         for rows, seconds in passes:
             self.latency.observe(device.name, device.device_class, rows, seconds)

@@ -11,6 +11,7 @@ from scheduler_plugins.reserving import Reservations
 
 if TYPE_CHECKING:
     from scheduler_plugins.admission import Admission
+    from scheduler_plugins.affinity import Affinity
     from scheduler_plugins.fitness import Fitness
     from scheduler_plugins.line import Line
     from scheduler_plugins.load import DeviceLoad, Link
@@ -42,6 +43,8 @@ class Chooser:
         Is told who has no device to go to.
     link
         What messages take.
+    affinity
+        Knows where results are.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class Chooser:
         fitness: Fitness,
         starvation: Starvation,
         link: Link,
+        affinity: Affinity,
     ) -> None:
         self._admission = admission
         self._fitness = fitness
         self._starvation = starvation
         self._link = link
+        self._affinity = affinity
         self.reserved = Reservations()
 
     def __repr__(self) -> str:
@@ -102,7 +107,10 @@ class Chooser:
                 continue
             starving = False
             self._starvation.ended(line)
-            decision = self._decide(line, lane, devices, now)
+            open_to_all = self.reserved.open_to(None, devices)
+            decision = self._affinity.decide(
+                line, lane, open_to_all, now
+            ) or self._decide(line, lane, devices, now)
             if isinstance(decision, Send):
                 return Choice(lane, decision)
             if decision is not None:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.breaker import BreakerPolicy
+from daskinfer.caching import CachePolicy
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from scheduler_plugins.routing import Route
@@ -133,6 +134,7 @@ class Deployment:
     max_queue: int | None = None
     batch_timeout: float | None = None
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    cache: CachePolicy | None = None
     versions: dict[str, Version] = field(default_factory=dict)
     previous: str | None = None
     update: Update | None = None

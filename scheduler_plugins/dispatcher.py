@@ -16,19 +16,20 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from scheduler_plugins.admission import Admission
+from scheduler_plugins.affinity import Affinity
 from scheduler_plugins.choosing import Choice, Chooser
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.fitness import Fitness
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.lines import Lines
-from scheduler_plugins.load import DeviceLoad, Link
-from scheduler_plugins.queueing import Request
-from scheduler_plugins.recovery import Recovery
+from scheduler_plugins.load import Link
+from scheduler_plugins.request import Request
 from scheduler_plugins.running import Running
 from scheduler_plugins.starving import Starvation
 from scheduler_plugins.supervision import Supervision
 from scheduler_plugins.timer import Timer
+from scheduler_plugins.waiting import Waiting
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
@@ -83,25 +84,27 @@ class Dispatcher:
         self.lines = Lines(self.link, priority_age)
         self.statistics = self.lines.statistics
         self.running = Running(tasks, send, self.link)
-        self.recovery = Recovery(tasks, self._requeue, self.lines.holding)
         self.deadlines: Deadlines[Key] = Deadlines()
-        self._admission = Admission(tasks)
-        fitness = Fitness(self.lines.values(), self._admission, self.link)
+        self.affinity = Affinity(self.link)
+        admission = Admission(tasks, self.affinity)
+        self.waiting = Waiting(tasks, self.lines, admission, place, self.wake)
+        self.recovery = self.waiting.recovery
+        fitness = Fitness(self.lines.values(), admission, self.link)
         self.supervision = Supervision(
             self.lines.values(),
             self.running,
             self.recovery,
-            self._admission,
+            admission,
             fitness,
             self.link,
             suspicion,
             hung,
         )
         self._starvation = Starvation(report, warn_after)
-        self.chooser = Chooser(self._admission, fitness, self._starvation, self.link)
-        self._devices: dict[tuple[str, str], DeviceLoad] = {}
+        self.chooser = Chooser(
+            admission, fitness, self._starvation, self.link, self.affinity
+        )
         self._expire = expire
-        self._place = place
         self._woken = False
         self._timer = Timer(self.wake)
 
@@ -118,14 +121,12 @@ class Dispatcher:
         """Stop serving a version; return who waited for it."""
         line = self.lines.pop((name, version))
         self._starvation.ended(line)
-        waiting = line.queue.requests() + self.recovery.held(line)
-        for request in waiting:
-            self.discard(request)
-        return waiting
+        return self.waiting.leave(line)
 
     def forget(self, name: str) -> None:
         """Drop the counters of a deployment."""
         self.statistics.pop(name, None)
+        self.affinity.residency.forget(name)
 
     def device_ready(
         self,
@@ -143,10 +144,7 @@ class Dispatcher:
         line = self.lines.get((name, version))
         if line is None:
             return
-        beside = next((d for d in self._devices.values() if d.name == address), None)
-        new = DeviceLoad(address, device_class, beside)
-        device = self._devices.setdefault((address, device_class), new)
-        line.devices[address] = device
+        line.devices[address] = self.lines.device(address, device_class)
         line.device_class = device_class
         line.latency.seed(address, device_class, timings)
         if doubt is not None:
@@ -164,6 +162,7 @@ class Dispatcher:
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
         batches = self._take_out(address)
+        self.affinity.worker_lost(address)
         for counts in self.statistics.values():
             counts.workers.pop(address, None)
         if not expected:
@@ -185,64 +184,8 @@ class Dispatcher:
         for batch, _ in batches:
             self.supervision.forget(batch)
         self.supervision.worker_lost(address)
-        for line in self.lines.values():
-            if line.devices.pop(address, None) is not None:
-                line.latency.forget(address)
-        for key in [key for key in self._devices if key[0] == address]:
-            del self._devices[key]
+        self.lines.forget_worker(address)
         return batches
-
-    def enqueue(self, request: Request, line: Line) -> None:
-        """Let a request wait for a batch."""
-        if not line.queue.count and not line.in_flight:
-            # A deployment that was idle has no claim on the time it did not use.
-            line.served = max(
-                line.served, min((o.served for o in self.lines.busy()), default=0.0)
-            )
-        # Without rows it still takes a pass; and a lane of no rows is never served.
-        request.rows = max(request.rows, 1)
-        if not request.attempts:
-            line.batcher.arrived(request.rows, monotonic())
-        self._push(request, line)
-
-    def _push(self, request: Request, line: Line) -> None:
-        if request.delayed:
-            self.recovery.forget(request)
-        request.lane = self._admission.lane_of(request)
-        line.queue.push(request)
-        self.wake()
-
-    def _requeue(self, request: Request, line: Line) -> None:
-        """Let a request wait where it belongs by now."""
-        line = self.lines.holding(request, line)
-        if request.waiting:
-            line.queue.discard(request)
-        elif request.error is not None or not self.tasks.is_parked(request.key):
-            # It is about to fail, or waits for inputs first.
-            return
-        place = self._place(request, line)
-        if place is not None:
-            self._push(request, place)
-
-    def reroute(self, name: str) -> None:
-        """Let the requests of a deployment wait for the versions that answer by now.
-
-        They keep their places.
-        """
-        for line in self.lines.of(name):
-            for request in line.queue.requests() + self.recovery.held(line):
-                place = self._place(request, line)
-                if place is not line:
-                    self.discard(request)
-                if place is not None and place is not line:
-                    self.enqueue(request, place)
-
-    def discard(self, request: Request) -> None:
-        """A request waits no longer."""
-        if request.queue is not None:
-            request.queue.discard(request)
-        if request.delayed:
-            self.recovery.forget(request)
 
     def unassign(self, request: Request) -> None:
         """A request is not part of its batch any more."""
@@ -252,6 +195,8 @@ class Dispatcher:
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
         batch, struck = self.running.done(message, address)
+        if batch is not None and message["kept"]:
+            self.cached(batch.line.name, address, message["kept"], b"")
         if batch is not None and message["broken"]:
             self.supervision.forget(batch)
             if struck:
@@ -265,6 +210,22 @@ class Dispatcher:
         batch = self.running.batches.get(batch_id)
         if batch is not None and batch.device.name == address:
             self.supervision.progressed(batch, waits_for)
+            self.wake()
+
+    def cached(self, name: str, address: str, added: bytes, dropped: bytes) -> None:
+        """Take in what a worker has in its cache; who waits for that goes there."""
+        lines = self.lines.of(name)
+        if lines:  # else it was undeployed meanwhile
+            for request in self.affinity.reported(name, address, added, dropped):
+                self.waiting.requeue(request, lines[0])
+
+    def not_found(self, batch_id: str, address: str, dropped: bytes) -> None:
+        """A worker has to compute what was expected to be in its cache."""
+        batch = self.running.batches.get(batch_id)
+        if batch is not None and batch.device.name == address:
+            self.affinity.reported(batch.line.name, address, b"", dropped)
+            self.running.not_found(batch)
+            self.supervision.not_found(batch)
             self.wake()
 
     def watch(self, key: Key, deadline: float) -> None:
@@ -281,6 +242,7 @@ class Dispatcher:
             for request in line.queue.requests():
                 line.queue.discard(request)
         self.recovery.clear()
+        self.affinity.clear()
         self.deadlines.clear()
         self._timer.cancel()
 

@@ -15,6 +15,7 @@ from distributed.protocol.pickle import dumps
 from daskinfer import config, protocol
 from daskinfer.wording import counted
 from scheduler_plugins.deployment import WorkerFacts
+from scheduler_plugins.describing import Descriptions
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.fetching import Fetching
@@ -24,9 +25,9 @@ from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
 from scheduler_plugins.loading import Loading
-from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
+from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Routing
 from scheduler_plugins.service import Service
 from scheduler_plugins.taskstate import TaskStates
@@ -128,6 +129,7 @@ class InferencePlugin(SchedulerPlugin):
             self.routing,
             self.lifecycle,
             self.fetching.clients,
+            self.dispatcher.lines.rest,
             self._interval,
         )
         self.service = Service(self)
@@ -141,9 +143,15 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.UNLOADED: self.loading.unloaded,
                 protocol.PROGRESS: self.progress,
                 protocol.DONE: self.done,
+                protocol.CACHED: self.cached,
+                protocol.NOT_FOUND: self.not_found,
             }
         )
-        scheduler.handlers.update(self.service.handlers() | self.versions.handlers())
+        scheduler.handlers.update(
+            self.service.handlers()
+            | Descriptions(self).handlers()
+            | self.versions.handlers()
+        )
         for address in self.tasks.workers():
             self.tasks.tune_stream(address, self._interval)
         # Dask adds a plugin when it has started: while this one waits for workers,
@@ -236,6 +244,17 @@ class InferencePlugin(SchedulerPlugin):
             self.versions.settle()
             self.service.changed()
         self.versions.batch_ended()
+
+    @guarded
+    def cached(self, worker: str, name: str, added: bytes, dropped: bytes) -> None:
+        """A worker tells of its cache."""
+        if worker in self.registry.workers:
+            self.dispatcher.cached(name, worker, added, dropped)
+
+    @guarded
+    def not_found(self, worker: str, batch: str, dropped: bytes) -> None:
+        """What a worker should have in its cache is not there."""
+        self.dispatcher.not_found(batch, worker, dropped)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer import payload, protocol
+from daskinfer.cache.gate import FIRST_REST
 from daskinfer.exceptions import UnknownDeployment
 from daskinfer.handle import Model
 from daskinfer.options import annotated_timeout
 from daskinfer.wording import counted
 from scheduler_plugins.constraint import ANYWHERE, Constraint
-from scheduler_plugins.queueing import Request
+from scheduler_plugins.request import Request
 from scheduler_plugins.taskstate import NewTask
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Intake:
         Follows every request from then on.
     clients
         Takes in the clients that have sent requests.
+    rest
+        Tells for how many seconds a deployment's caches are not worth asking.
     interval
         Seconds in which messages to a client are collected.
     """
@@ -52,10 +56,12 @@ class Intake:
         routing: Routing,
         lifecycle: Lifecycle,
         clients: set[str],
+        rest: Callable[[str], float],
         interval: float,
     ) -> None:
         self._lifecycle = lifecycle
         self._clients = clients
+        self._rest = rest
         self._tasks = tasks
         self._registry = registry
         self._routing = routing
@@ -115,6 +121,7 @@ class Intake:
         resources: dict[str, float] | None,
         inline: int,
         timeout: float | None,
+        contents: dict[int, bytes],
         client: str,
     ) -> None:
         now = monotonic()
@@ -147,8 +154,18 @@ class Intake:
             request.has_dependencies = i in dependencies
             request.constraint = constraint
             request.timeout = timeout
+            request.content = contents.get(i)
             self._lifecycle.arrived(request)
         self._tasks.start(wanted, stimulus_id)
+        seconds = self._rest(name) if contents else 0.0
+        if seconds:
+            about: protocol.RestMessage = {
+                "op": protocol.REST,
+                "name": name,
+                # Another deployment may have the name by then.
+                "seconds": min(seconds, FIRST_REST),
+            }
+            self._tasks.tell(client, dict(about))
 
     def _constraint(
         self,

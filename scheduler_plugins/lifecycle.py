@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from scheduler_plugins.diagnosis import Diagnosis
     from scheduler_plugins.dispatcher import Dispatcher
     from scheduler_plugins.line import Line
-    from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
+    from scheduler_plugins.request import Request
     from scheduler_plugins.routing import Routing
     from scheduler_plugins.taskstate import TaskStates
 
@@ -97,7 +97,7 @@ class Lifecycle:
     def moved(self, request: Request, start: str, finish: str) -> None:
         """Dask has moved a request's task from one state to another."""
         dispatcher = self._dispatcher
-        dispatcher.discard(request)
+        dispatcher.waiting.discard(request)
         if request.batch is not None and start == "processing":
             dispatcher.unassign(request)
         if finish in ("waiting", "no-worker") and request.ended:
@@ -133,7 +133,7 @@ class Lifecycle:
             if request.counts is not line.counts:
                 # It outlived the deployment it was sent to; this one serves it now.
                 request.arrived_at(line.counts)
-            self._dispatcher.enqueue(request, line)
+            self._dispatcher.waiting.enqueue(request, line)
 
     def place(self, request: Request) -> Line | None:
         """Find where a request belongs by now that waits; None: it will fail."""
@@ -180,7 +180,7 @@ class Lifecycle:
             counts.failures += 1
         if figures is not None:
             if succeeded:
-                figures.succeeded(now - request.arrived)
+                figures.succeeded(None if request.was_cached else now - request.arrived)
             else:
                 figures.failed()
 

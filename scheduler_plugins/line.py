@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dask.typing import Key
 
+from daskinfer.cache.gate import HitGate
 from scheduler_plugins.batching import Batcher
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health
+from scheduler_plugins.hit_cost import HitCost
 from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.placement import resolve
-from scheduler_plugins.queueing import Request, RequestQueue
+from scheduler_plugins.queueing import RequestQueue
+from scheduler_plugins.request import Request
 from scheduler_plugins.statistics import Figures, Statistics
 
 if TYPE_CHECKING:
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
 class LaneKey(NamedTuple):
     """What requests have in common that may share a forward pass.
 
-    ``home`` is the worker that holds inputs too large to move lightly, ``tried`` are
-    those to be avoided. What is in a ``group`` runs isolated: nothing runs before or
-    behind it on its device, as a worker has died under it.
+    ``home`` is the worker that holds inputs too large to move lightly, ``holder`` one
+    that has the results in its cache, ``tried`` are those to be avoided. What is
+    in a ``group`` runs isolated: nothing runs before or behind it on its device, as a
+    worker has died under it.
     """
 
     signature: Hashable
@@ -34,16 +38,18 @@ class LaneKey(NamedTuple):
     home: str | None = None
     group: Hashable | None = None
     tried: frozenset[str] = frozenset()
+    holder: str | None = None
 
 
 @dataclass(slots=True)
 class Batch:
     """Requests that were sent together and are not answered yet.
 
-    Those of a ``retry`` have failed elsewhere before. One that is ``overdue`` is past
-    its time limit. One that ``died`` was running when its worker was lost. Those that
-    were ``given_up`` run elsewhere by now. The worker was not told: its late results
-    are taken if they come first.
+    Those of a ``retry`` have failed elsewhere before. One that is
+    ``looked_up`` was sent to be found in a cache: the device is not expected to run it.
+    One that is ``overdue`` is past its time limit. One that ``died`` was running when
+    its worker was lost. Those that were ``given_up`` run elsewhere by now. The worker
+    was not told: its late results are taken if they come first.
     """
 
     batch_id: str
@@ -54,6 +60,7 @@ class Batch:
     rows: int
     sent_at: float
     retry: bool = False
+    looked_up: bool = False
     overdue: bool = False
     died: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
@@ -88,7 +95,9 @@ class Line:
     ``in_flight`` counts its batches under way, ``delayed`` the requests that are held
     back until their next attempt. ``served`` is the device time in seconds it was
     given, the measure by which deployments take turns. ``counts`` are the
-    deployment's, of all its versions; ``figures`` are its own.
+    deployment's, of all its versions; ``figures`` are its own. With ``affinity``,
+    requests go where their results are cached, if that is faster by what look-ups take
+    (``hit_cost``) and that happens now and then (``hit_gate``).
     """
 
     def __init__(
@@ -110,6 +119,9 @@ class Line:
         self.batch_timeout = deployment.batch_timeout
         self.max_queue = deployment.max_queue
         self.health = Health(deployment.breaker)
+        self.affinity = deployment.cache is not None and deployment.cache.affinity
+        self.hit_cost = HitCost()
+        self.hit_gate = HitGate()
         self.queue = RequestQueue(age)
         self.latency = LatencyModel(policy.max_batch_size, policy.allowed_batch_sizes)
         self.batcher = Batcher(

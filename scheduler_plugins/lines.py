@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distributed.metrics import monotonic
+
 from scheduler_plugins.line import Line
+from scheduler_plugins.load import DeviceLoad
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
     from scheduler_plugins.deployment import Deployment, Version
     from scheduler_plugins.load import Link
-    from scheduler_plugins.queueing import Request
+    from scheduler_plugins.request import Request
 
 
 class Lines(dict[tuple[str, str], Line]):
-    """Lines by deployment and version, and the counters of each deployment.
+    """Lines by deployment and version, their devices, and each deployment's counters.
 
     Parameters
     ----------
@@ -29,6 +32,7 @@ class Lines(dict[tuple[str, str], Line]):
         self.statistics: dict[str, Statistics] = {}
         self._link = link
         self._priority_age = priority_age
+        self._devices: dict[tuple[str, str], DeviceLoad] = {}
 
     def __repr__(self) -> str:
         return f"<Lines: {sorted(self)}>"
@@ -47,6 +51,25 @@ class Lines(dict[tuple[str, str], Line]):
         self.statistics[deployment.name] = counts
         return line
 
+    def device(self, address: str, device_class: str) -> DeviceLoad:
+        """What a worker has before it, the same for the lines of all deployments."""
+        found = self._devices.get((address, device_class))
+        if found is None:
+            beside = next(
+                (d for d in self._devices.values() if d.name == address), None
+            )
+            found = DeviceLoad(address, device_class, beside)
+            self._devices[address, device_class] = found
+        return found
+
+    def forget_worker(self, address: str) -> None:
+        """Send nothing more to a worker."""
+        for line in self.values():
+            if line.devices.pop(address, None) is not None:
+                line.latency.forget(address)
+        for key in [key for key in self._devices if key[0] == address]:
+            del self._devices[key]
+
     def of(self, name: str) -> list[Line]:
         """Those of all versions of a deployment."""
         return [line for line in self.values() if line.name == name]
@@ -56,6 +79,11 @@ class Lines(dict[tuple[str, str], Line]):
         if request.queue is line.queue:
             return line
         return next((o for o in self.values() if o.queue is request.queue), line)
+
+    def rest(self, name: str) -> float:
+        """For how many seconds no cache of a deployment is worth asking."""
+        now = monotonic()
+        return min((line.hit_gate.rest(now) for line in self.of(name)), default=0.0)
 
     def busy(self) -> list[Line]:
         """Those with requests that wait."""

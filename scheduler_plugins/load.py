@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from daskinfer.protocol import INPUTS
+from daskinfer.protocol import CACHE, INPUTS
 
 __all__ = ["FETCHING", "IN_FLIGHT", "MARGIN", "DeviceLoad", "Flight", "Link"]
 
@@ -22,7 +22,7 @@ MARGIN = 0.001
 _OVERDUE = 0.2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flight:
     """One batch that was sent to a device and is not answered yet.
 
@@ -50,6 +50,9 @@ class Flight:
         from others while it waits for inputs.
     begun_at : float or None
         When it began after such a wait; None if there was none.
+    lookups : int
+        How many of its requests are being looked up in the worker's cache, beside what
+        the device does; 0 for a batch that is to be computed.
     """
 
     batch_id: str
@@ -60,6 +63,7 @@ class Flight:
     waits_since: float | None = None
     waits_for: str = ""
     begun_at: float | None = None
+    lookups: int = 0
 
 
 class Link:
@@ -162,6 +166,8 @@ class DeviceLoad:
         What the worker has, in the order in which it will run.
     fetching
         What waits for its inputs there, and does not keep the device from others.
+    looked_up
+        What should be in the worker's cache, and needs no device.
     stuck
         By batch, why the device gets no others until that is answered.
 
@@ -182,6 +188,7 @@ class DeviceLoad:
         "fetching",
         "flights",
         "last_sent",
+        "looked_up",
         "name",
         "stuck",
     )
@@ -195,7 +202,13 @@ class DeviceLoad:
         self.flights: list[Flight] = [] if beside is None else beside.flights
         self.fetching: list[Flight] = [] if beside is None else beside.fetching
         self.stuck: dict[str, str] = {} if beside is None else beside.stuck
+        self.looked_up: list[Flight] = [] if beside is None else beside.looked_up
         self._clock: _Clock = _Clock() if beside is None else beside._clock
+
+    @property
+    def under_way(self) -> tuple[Flight, ...]:
+        """All that was sent to it and is not answered."""
+        return (*self.flights, *self.fetching, *self.looked_up)
 
     @property
     def free_at(self) -> float:
@@ -204,7 +217,7 @@ class DeviceLoad:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is under way, but for those that wait for inputs."""
+        """Whether it has no batch before it, but for those that wait for inputs."""
         return not self.flights
 
     @property
@@ -226,6 +239,11 @@ class DeviceLoad:
         return any(flight.alone for flight in self.flights)
 
     @property
+    def lookups(self) -> int:
+        """How many requests are being looked up."""
+        return sum(flight.lookups for flight in self.looked_up)
+
+    @property
     def running(self) -> Flight | None:
         """What it runs now, as far as can be known."""
         return next((f for f in self.flights if f.waits_since is None), None)
@@ -233,7 +251,7 @@ class DeviceLoad:
     @property
     def rows(self) -> int:
         """Rows of all batches under way."""
-        return sum(flight.rows for flight in (*self.flights, *self.fetching))
+        return sum(flight.rows for flight in self.under_way)
 
     def takes_more(self, alone: bool = False) -> bool:
         """Whether one more batch may be sent; with ``alone``, one that shares nothing.
@@ -242,7 +260,7 @@ class DeviceLoad:
         True
         """
         if alone:
-            return not self.flights
+            return not (self.flights or self.looked_up)
         return not (self.full or self.isolated)
 
     def send(self, flight: Flight) -> None:
@@ -252,8 +270,29 @@ class DeviceLoad:
 
     def flight(self, batch_id: str) -> Flight | None:
         """A batch under way; None if none has this name."""
-        every = (*self.flights, *self.fetching)
-        return next((f for f in every if f.batch_id == batch_id), None)
+        return next((f for f in self.under_way if f.batch_id == batch_id), None)
+
+    def look_up(self, flight: Flight) -> None:
+        """Note that `flight` has left for this device's cache.
+
+        >>> device, link = DeviceLoad("tcp://10.0.0.1:1", "npu"), Link()
+        >>> device.look_up(Flight("b1", 8, 1.0, lambda: 0.020, lookups=8))
+        >>> device.idle, device.lookups
+        (True, 8)
+        >>> device.not_found(device.flight("b1"), 1.010, link)
+        >>> device.idle, device.lookups
+        (False, 0)
+        """
+        flight.waits_for, flight.waits_since = CACHE, flight.sent_at
+        self.looked_up.append(flight)
+
+    def not_found(self, flight: Flight, now: float, link: Link) -> None:
+        """A batch is not in the cache altogether: the device has to run it."""
+        if flight in self.looked_up:
+            self.looked_up.remove(flight)
+            flight.waits_for, flight.waits_since, flight.lookups = "", None, 0
+            flight.sent_at = now - link.round_trip
+            self.flights.append(flight)
 
     def waits(self, batch_id: str, waits_for: str, now: float) -> None:
         """A batch cannot begin, and not because of those before it."""
@@ -269,25 +308,38 @@ class DeviceLoad:
             # What was ahead of it has not begun.
             self.flights.insert(0, flight)
 
-    def finish(self, batch_id: str, now: float, link: Link) -> Flight | None:
+    def finish(
+        self, batch_id: str, now: float, link: Link, *, ran: bool = True
+    ) -> Flight | None:
         """Note that a batch was answered, or that no answer will come.
+
+        Parameters
+        ----------
+        batch_id, now, link
+            Which, the time, and what messages take.
+        ran
+            Whether the device had anything to do with it.
 
         Returns
         -------
         Flight or None
             What was under way; None if no batch of this name was.
         """
+        first = next(iter(self.flights), None)
         flight = self._take(batch_id)
-        if flight is not None:
+        if flight is not None and (ran or flight is first):
             # Predicting each batch from its own send time alone would add up the
-            # errors of all its predecessors; the answer sets the clock right.
+            # errors of all its predecessors; the answer sets the clock right. One
+            # that overtook others without having run tells nothing of the device.
             self._clock.free_at = now - link.inbound
         return flight
 
     def _take(self, batch_id: str) -> Flight | None:
         flight = self.flight(batch_id)
         if flight is not None:
-            (self.fetching if flight in self.fetching else self.flights).remove(flight)
+            for flights in (self.flights, self.fetching, self.looked_up):
+                if flight in flights:
+                    flights.remove(flight)
         return flight
 
     def expected_free(self, now: float, link: Link) -> float:
@@ -298,6 +350,9 @@ class DeviceLoad:
         """
         free = self.free_at
         for flight in self.flights:
+            if flight.waits_for == CACHE:
+                # Nobody knows until when. The device is there for others meanwhile.
+                continue
             start = max(free, flight.sent_at + link.outbound)
             seconds = flight.seconds()
             free = start + seconds

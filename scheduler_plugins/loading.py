@@ -48,6 +48,9 @@ class Loading:
                 "allowed_batch_sizes": policy.allowed_batch_sizes,
                 "batch_dim": policy.batch_dim,
             },
+            "cache": None
+            if deployment.cache is None
+            else deployment.cache.to_message(),
             "stimulus_id": f"daskinfer-load-{version.name}-{version.version}",
         }
         self.plugin.scheduler.worker_send(replica.address, dict(message))

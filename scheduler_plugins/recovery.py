@@ -18,7 +18,7 @@ from scheduler_plugins.retrying import Fail
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch, Line
-    from scheduler_plugins.queueing import Request
+    from scheduler_plugins.request import Request
     from scheduler_plugins.taskstate import TaskStates
 
 logger = logging.getLogger("distributed.inference.recovery")

@@ -18,8 +18,8 @@ from dask.typing import Key
 
 if TYPE_CHECKING:
     from scheduler_plugins.deployment import Version
-    from scheduler_plugins.queueing import Request
     from scheduler_plugins.registry import Registry
+    from scheduler_plugins.request import Request
 
 
 def point_of(key: Key) -> float:

@@ -16,7 +16,8 @@ from scheduler_plugins.sending import pickle_inputs, run_message
 if TYPE_CHECKING:
     from scheduler_plugins.batching import Send
     from scheduler_plugins.load import Link
-    from scheduler_plugins.queueing import Lane, Request
+    from scheduler_plugins.queueing import Lane
+    from scheduler_plugins.request import Request
     from scheduler_plugins.routing import Edition
     from scheduler_plugins.taskstate import TaskStates
 
@@ -92,6 +93,7 @@ class Running:
             sum(request.rows for request in requests if request.key in run_ids),
             now,
             retry=bool(cast(LaneKey, lane.key).tried),
+            looked_up=decision.reason == "cached",
         )
         payloads, failures = pickle_inputs(self._tasks, batch.requests)
         # Registered before anything can fail, so that every exit passes one door.
@@ -103,10 +105,14 @@ class Running:
             if not request.is_bound:
                 request.edition = self.edition
         line.in_flight += 1
-        line.batcher.sent(decision, batch_id, now, rows=max(batch.rows, 1))
-        line.served += line.latency.seconds(
-            address, decision.device.device_class, max(batch.rows, 1)
-        )
+        rows = max(batch.rows, 1)
+        if batch.looked_up:
+            line.batcher.looked_up(
+                decision, batch_id, now, rows=rows, requests=len(run_ids)
+            )
+        else:
+            line.batcher.sent(decision, batch_id, now, rows=rows)
+            self._serve(batch)
         if failures:
             self._tasks.fail_running(failures, run_ids, address, stimulus_id)
         if not payloads:
@@ -115,6 +121,20 @@ class Running:
             return None
         self._send(address, run_message(self._tasks, batch, payloads))
         return batch
+
+    def _serve(self, batch: Batch) -> None:
+        """Charge a version with the time of a batch on the device."""
+        device, line = batch.device, batch.line
+        line.served += line.latency.seconds(
+            device.name, device.device_class, max(batch.rows, 1)
+        )
+
+    def not_found(self, batch: Batch) -> None:
+        """A batch is not in the cache where it should be, and is computed there."""
+        flight = batch.device.flight(batch.batch_id)
+        if flight is not None:
+            batch.device.not_found(flight, monotonic(), self._link)
+            self._serve(batch)
 
     def unassign(self, request: Request) -> bool:
         """Take a request out of its batch; tell whether it was part of one.
@@ -207,6 +227,8 @@ class Running:
         line, own = batch.line, dict(batch.requests)
         self._close(batch)
         passes = message["passes"]
+        if message["look_up"]:
+            line.hit_cost.observe(message["look_up"], len(batch.run_ids))
         if message["out_of_memory"]:
             line.latency.out_of_memory(
                 batch.device.device_class, message["out_of_memory"], now
@@ -244,14 +266,18 @@ class Running:
             "device": message["device"],
             "batch_size": sum(p["rows"] for p in message["passes"]),
             "compute_seconds": message["ran"],
+            "cached": False,
         }
+        cached = {message["keys"][place] for place in message["cached"]}
+        found = {**about, "cached": True}
 
         def metadata(key: Key) -> dict[str, Any]:
             request = requests.get(key)
+            told = found if key in cached else about
             if request is None:
-                return {**about, "queue_seconds": 0.0, "attempts": 1}
+                return {**told, "queue_seconds": 0.0, "attempts": 1}
             waited = request.dispatched - request.arrived
-            return {**about, "queue_seconds": waited, "attempts": request.attempts}
+            return {**told, "queue_seconds": waited, "attempts": request.attempts}
 
         run_ids = batch.run_ids
         if batch.given_up:
@@ -264,6 +290,8 @@ class Running:
                 if key in batch.given_up and not batch.given_up[key].forgotten
             ]
             run_ids |= self._tasks.adopt(late, address, message["stimulus_id"])
+        for key in cached & requests.keys():
+            requests[key].was_cached = True
         startstop = {"action": "compute", "start": stop - share, "stop": stop}
         clients = {key: request.client for key, request in requests.items()}
         self._tasks.complete(message, run_ids, address, clients, metadata, startstop)

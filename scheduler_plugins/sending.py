@@ -35,6 +35,7 @@ def run_message(
 ) -> protocol.RunMessage:
     """Ask a worker to run a batch."""
     sizes, rows = pass_sizes(batch.line, batch.device.device_class, batch.rows)
+    contents = [batch.requests[key].content for key in payloads]
     return {
         "op": protocol.RUN,
         "batch": batch.batch_id,
@@ -45,6 +46,8 @@ def run_message(
         "who_has": tasks.who_has(payloads),
         "pass_sizes": sizes,
         "pass_rows": rows,
+        "held": batch.looked_up,
+        "contents": contents if any(contents) else [],
         "inline": max((r.inline for r in batch.requests.values()), default=0),
         "stimulus_id": batch.stimulus_id,
     }

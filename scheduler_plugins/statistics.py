@@ -46,10 +46,20 @@ class Figures:
         default_factory=lambda: deque(maxlen=RECENT), repr=False
     )
 
-    def succeeded(self, latency: float) -> None:
-        """Count an answer; ``latency`` in seconds from the request's arrival."""
+    def succeeded(self, latency: float | None) -> None:
+        """Count an answer; ``latency`` in seconds from the request's arrival.
+
+        It is None for what was found in a cache: versions that have been asked less
+        find less, and are not slower for that.
+        """
         self.requests += 1
-        self._recent.append(latency)
+        if latency is not None:
+            self._recent.append(latency)
+
+    @property
+    def measured(self) -> int:
+        """How many answers the percentiles look at."""
+        return len(self._recent)
 
     def failed(self) -> None:
         """Count a request that failed."""

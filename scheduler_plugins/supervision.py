@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
-from daskinfer.protocol import INPUTS
+from daskinfer.protocol import CACHE, DEVICE, INPUTS
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.deadlines import Deadlines
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scheduler_plugins.running import Running
 
 logger = logging.getLogger("distributed.inference.supervision")
+
+_WAITS = {DEVICE: "a task that holds the device", CACHE: "its cache to be read"}
 
 
 class Supervision:
@@ -104,6 +106,10 @@ class Supervision:
             device.begun(batch.batch_id, now, self._link)
         self.watched.set(batch.batch_id, now + self._patience(batch))
 
+    def not_found(self, batch: Batch) -> None:
+        """A batch waits for its turn on the device, not in a cache any more."""
+        self.watched.set(batch.batch_id, monotonic() + self._patience(batch))
+
     def answered(self, batch: Batch, message: DoneMessage) -> None:
         """A worker has said something of a batch."""
         self.watched.discard(batch.batch_id)
@@ -115,7 +121,8 @@ class Supervision:
             if not device.stuck:
                 self._came_back(device, now)
             return
-        if message["keys"]:
+        # What was found in a cache tells nothing of the device.
+        if len(message["keys"]) > len(message["cached"]):
             changed = health.answered(address, batch.batch_id, retry=batch.retry)
         elif message["failed"] or message["missing"]:
             failed = len(message["failed"]) + len(message["missing"])
@@ -209,8 +216,8 @@ class Supervision:
                 f"it has not answered {about} for {passed}, where "
                 f"{self._predicted(batch):.3g} s were expected"
                 if waits_since is None
-                else f"{about} has waited there for {passed} for a task that holds "
-                "the device"
+                else f"{about} has waited there for {passed} for "
+                f"{_WAITS[batch.waits_for]}"
             )
             logger.warning(
                 "%s is suspect: %s. It gets nothing more until it answers; what it has "

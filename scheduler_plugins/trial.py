@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from daskinfer.canary import AbortPolicy
-from scheduler_plugins.statistics import Figures
+from scheduler_plugins.statistics import RECENT, Figures
 
 #: Of a two-sided interval of 99 %.
 _Z = 2.576
@@ -103,7 +103,7 @@ class Trial:
         if limit is None:
             return None
         both = self._canary, self._stable
-        if any(figures.requests - figures.failures < fewest for figures in both):
+        if any(figures.measured < min(fewest, RECENT) for figures in both):
             return None
         own, usual = (figures.latency().p50 or 0.0 for figures in both)
         if own <= limit * usual:

@@ -161,7 +161,7 @@ class Versions:
         """A worker is gone, and with it perhaps the last one that a canary had."""
         for deployment in self.plugin.registry:
             if len(deployment.versions) > 1:
-                self.plugin.dispatcher.reroute(deployment.name)
+                self.plugin.dispatcher.waiting.reroute(deployment.name)
         self.settle()
         self.batch_ended()
 
@@ -222,7 +222,7 @@ class Versions:
         }
         for address in plugin.registry.workers:
             plugin.scheduler.worker_send(address, dict(message))
-        plugin.dispatcher.reroute(name)
+        plugin.dispatcher.waiting.reroute(name)
         self._watch(deployment)
         logger.info("%r is answered by %s", name, deployment.route)
 
@@ -235,7 +235,7 @@ class Versions:
         for request in plugin.dispatcher.close(version.name, version.version):
             line = plugin.lifecycle.place(request)
             if line is not None:
-                plugin.dispatcher.enqueue(request, line)
+                plugin.dispatcher.waiting.enqueue(request, line)
         plugin.unloading.ask_all(version)
 
     def _in_flight(self, name: str, label: str) -> bool:

@@ -18,6 +18,8 @@
     whole files or none, and what is in them
 ``keys``, ``clock``, ``statistics``
     what entries are found by, what tells the time, what can be known
+``gate``, ``totals``
+    whether a cache is worth asking; what is known of many caches
 """
 
 from __future__ import annotations

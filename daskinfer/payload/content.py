@@ -68,6 +68,8 @@ def content_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     return hasher.digest()
 
 
+_length = struct.Struct("<Q").pack
+
 _Write = Callable[[Any], object]
 
 
@@ -92,8 +94,7 @@ def _visit(write: _Write, value: Any) -> None:
 
 def _tag(write: _Write, kind: bytes, *lengths: int) -> None:
     """Begin a part so that no other sequence of parts has the same bytes."""
-    write(struct.pack(f"<{1 + len(lengths)}Q", len(kind), *lengths))
-    write(kind)
+    write(b"".join([_length(length) for length in (len(kind), *lengths)]) + kind)
 
 
 def _raw(write: _Write, kind: bytes, data: bytes) -> None:

@@ -6,6 +6,12 @@
     models into the worker, in the background
 ``models``
     a loaded model: warmed, called
+``job``
+    a batch that has arrived
+``caching``, ``result_cache``
+    the results that are kept, by deployment
+``cached_run``, ``pending``
+    a batch of which only what is new is computed; what is being computed
 ``inputs``
     what requests bring, unpickled and completed
 ``device_queue``
@@ -18,8 +24,8 @@
     taking turns with the user's own tasks on the device
 ``restarting``
     how the Nanny is made to start the process anew
-``results``
-    results into the worker's memory
+``results``, ``reporting``
+    results into the worker's memory; what the scheduler is told
 """
 
 from __future__ import annotations

@@ -54,6 +54,12 @@ class Outcome:
     #: Why nothing runs on the device any more.
     broken: BaseException | None = None
     struck: list[Key] = field(default_factory=list)
+    #: Those of the results that were not computed for their request; and seconds that
+    #: looking for all of them took.
+    cached: set[Key] = field(default_factory=set)
+    look_up: float = 0.0
+    #: Names of the results that are in the cache from now on.
+    kept: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distributed import Future, Worker
 
     from daskinfer.device import DeviceReport
+    from daskinfer.worker.caching import Caches
     from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.models import ResidentModel
 
@@ -44,6 +45,8 @@ class Loader:
         Whose models they are.
     device
         Where they are warmed.
+    caches
+        Opened with them.
 
     Attributes
     ----------
@@ -58,9 +61,10 @@ class Loader:
     warmed on the device's.
     """
 
-    def __init__(self, worker: Worker, device: DeviceQueue) -> None:
+    def __init__(self, worker: Worker, device: DeviceQueue, caches: Caches) -> None:
         self.models: dict[tuple[str, str], ResidentModel] = {}
         self.active: Mapping[str, str] = {}
+        self._caches = caches
         self._worker = worker
         self._device = device
         self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -132,6 +136,7 @@ class Loader:
             earlier.cancel()
         task = asyncio.create_task(self._load(message), name=f"load-{which}")
         self._loading[which] = task
+        self._caches.open(message["name"], message["cache"])
         task.add_done_callback(partial(self._ended, which))
 
     def forget(
@@ -152,6 +157,7 @@ class Loader:
         model = self.models.pop((name, version), None)
         if not any(key[0] == name for key in (*self.models, *self._loading)):
             self.active = {k: v for k, v in self.active.items() if k != name}
+        self._caches.keep_only(key[0] for key in {**self.models, **self._loading})
         return model, [] if loading is None else [loading]
 
     def close(self) -> None:

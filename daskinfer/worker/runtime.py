@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -15,20 +15,23 @@ from distributed.metrics import monotonic
 
 from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
-from daskinfer.failure import describe
 from daskinfer.streams import tune
 from daskinfer.worker import unloading
+from daskinfer.worker.cached_run import CachedRun
+from daskinfer.worker.caching import Caches
 from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
-from daskinfer.worker.inputs import MissingInput, fetch_inputs, load_call
+from daskinfer.worker.inputs import fetch_inputs, load_call
+from daskinfer.worker.job import Job
 from daskinfer.worker.loading import Loader
+from daskinfer.worker.reporting import Reporter
 from daskinfer.worker.restarting import start_anew
-from daskinfer.worker.results import dump_errors, forget, packed, store
+from daskinfer.worker.results import forget, packed
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from daskinfer.worker.models import ResidentModel
+    from daskinfer.worker.execution import Call
 
 logger = logging.getLogger("distributed.inference.runtime")
 
@@ -44,27 +47,6 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
             logger.exception("%s failed; the message is lost", handler.__name__)
 
     return handle
-
-
-@dataclass(slots=True)
-class Job:
-    """A batch that has arrived."""
-
-    batch: str
-    model: ResidentModel
-    payloads: dict[Key, protocol.Payload]
-    who_has: dict[Key, list[str]]
-    pass_sizes: list[int]
-    pass_rows: int
-    inline: int
-    arrived: float
-    active: Mapping[str, str]
-    done: asyncio.Future[None]
-    started: float = 0.0
-    fetching: bool = False
-    waits_for: str = ""
-    ended: float = 0.0
-    dropped: set[Key] = field(default_factory=set)
 
 
 class InferenceRuntime(WorkerPlugin):
@@ -84,6 +66,8 @@ class InferenceRuntime(WorkerPlugin):
         What is loaded.
     device
         The queue before the device.
+    caches
+        Results that are kept.
     jobs
         Batches that are not answered yet.
     is_closing
@@ -96,6 +80,7 @@ class InferenceRuntime(WorkerPlugin):
     worker: Worker
     loader: Loader
     device: DeviceQueue
+    caches: Caches
     jobs: dict[str, Job]
     is_closing: bool
 
@@ -115,7 +100,9 @@ class InferenceRuntime(WorkerPlugin):
         self.jobs = {}
         self.is_closing = False
         self.device = DeviceQueue(worker, self._device_is_held)
-        self.loader = Loader(worker, self.device)
+        self.caches = Caches(worker)
+        self.loader = Loader(worker, self.device, self.caches)
+        self._reporter = Reporter(worker)
         self._packed_limit = config.nbytes("gather.small-limit")
         worker.stream_handlers.update(
             {
@@ -128,14 +115,17 @@ class InferenceRuntime(WorkerPlugin):
             }
         )
         worker.handlers[protocol.FETCH] = self.fetch
+        worker.handlers[protocol.CACHE_STATISTICS] = self.caches.statistics
+        worker.handlers[protocol.CACHE_CLEAR] = self.caches.clear
         tune(worker.batched_stream, config.seconds("send-interval") or 0.0)
         worker._ongoing_background_tasks.call_soon(self._say_hello)
 
-    def teardown(self, worker: Worker) -> None:
+    async def teardown(self, worker: Worker) -> None:
         """Let go of models and threads; what is not answered is run elsewhere."""
         self.is_closing = True
         self.loader.close()
         self.device.close()
+        await self.caches.close()
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
         """Notice tasks that end and give the device back."""
@@ -187,6 +177,8 @@ class InferenceRuntime(WorkerPlugin):
         pass_sizes: list[int],
         pass_rows: int,
         inline: int,
+        contents: list[bytes | None],
+        held: bool,
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
@@ -211,6 +203,8 @@ class InferenceRuntime(WorkerPlugin):
             pass_sizes,
             pass_rows,
             inline,
+            {k: c for k, c in zip(keys, contents, strict=False) if c is not None},
+            held,
             monotonic(),
             self.loader.active,
             asyncio.get_running_loop().create_future(),
@@ -219,9 +213,10 @@ class InferenceRuntime(WorkerPlugin):
         # Of attempts of the past: the scheduler knows of no result by now.
         forget(self.worker, keys, stimulus_id)
         if any(key not in self.worker.data for key in who_has):
-            self._must_wait(job, protocol.INPUTS)
-        elif model.resources and self.device.account.is_waited_for:
-            self._must_wait(job, protocol.DEVICE)
+            job.fetching = True
+            self._reporter.waits(job, protocol.INPUTS)
+        elif self._is_held_up(job):
+            self._reporter.waits(job, protocol.DEVICE)
         self.worker._ongoing_background_tasks.call_soon(self._run, job)
 
     @guarded
@@ -235,9 +230,7 @@ class InferenceRuntime(WorkerPlugin):
         try:
             inputs, missing = await fetch_inputs(self.worker, job.who_has)
             job.fetching = False
-            outcome = await self.device.run(
-                job.model.resources, self._execute, job, inputs
-            )
+            outcome = await self._answer(job, inputs)
             for key in job.dropped:
                 outcome.results.pop(key, None)
                 outcome.errors.pop(key, None)
@@ -252,34 +245,69 @@ class InferenceRuntime(WorkerPlugin):
 
     def _device_is_held(self) -> None:
         for job in self.jobs.values():
-            if job.model.resources and not job.started and not job.fetching:
-                self._must_wait(job, protocol.DEVICE)
+            if self._is_held_up(job):
+                self._reporter.waits(job, protocol.DEVICE)
 
-    def _must_wait(self, job: Job, waits_for: str) -> None:
-        """Let the scheduler know, unless it does, what a batch waits for."""
-        job.fetching = waits_for == protocol.INPUTS
-        if job.waits_for != waits_for:
-            job.waits_for = waits_for
-            self._tell_progress(job, waits_for)
+    def _is_held_up(self, job: Job) -> bool:
+        """Whether a batch that needs the device waits for a task to give it back."""
+        return (
+            bool(job.model.resources)
+            and job.started is None
+            and not job.held
+            and not job.fetching
+            and self.device.account.is_waited_for
+        )
 
-    def _tell_progress(self, job: Job, waits_for: str) -> None:
-        message: protocol.ProgressMessage = {
-            "op": protocol.PROGRESS,
-            "batch": job.batch,
-            "waits_for": waits_for,
-        }
-        self.worker.batched_send(dict(message))
+    def _looks_long(self, job: Job) -> None:
+        """A batch may need the device and does not yet; of others that is known."""
+        if not job.held:
+            self._reporter.waits(job, protocol.CACHE)
 
-    def _execute(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
-        job.started = job.ended = monotonic()
+    def _not_found(self, job: Job, dropped: bytes) -> None:
+        """Not all of a batch is in the cache: it needs the device."""
+        if job.held:
+            self._reporter.not_found(job, dropped)
+        if self._is_held_up(job):
+            self._reporter.waits(job, protocol.DEVICE)
+
+    async def _answer(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
+        execute = partial(self._execute, job, inputs)
+        on_device = partial(self.device.run, job.model.resources)
+        cache = self.caches.asked(job)
+        if cache is None:
+            self._not_found(job, b"")
+            outcome: Outcome = await on_device(execute)
+            return outcome
+        run = CachedRun(
+            self.caches,
+            cache,
+            job,
+            execute,
+            on_device,
+            partial(self._looks_long, job),
+            partial(self._not_found, job),
+        )
+        return await run.answer(inputs)
+
+    def _execute(
+        self,
+        job: Job,
+        inputs: dict[Key, Any],
+        keys: Collection[Key] | None = None,
+        calls: Mapping[Key, Call] = MappingProxyType({}),
+    ) -> Outcome:
+        """Run a batch, or some of its requests (on the device's thread)."""
+        job.begin(monotonic())
         if job.waits_for:
-            self.worker.loop.add_callback(self._tell_progress, job, "")
+            self.worker.loop.add_callback(self._reporter.begins, job)
         if self.device.broken is not None:
             return Outcome(broken=self.device.broken)
         found = inputs if job.who_has else None
         items = [
-            Item(key, partial(load_call, body, found))
-            for key, body in job.payloads.items()
+            Item(key, partial(calls.__getitem__, key))
+            if key in calls
+            else Item(key, partial(load_call, job.payloads[key], found))
+            for key in (job.payloads if keys is None else keys)
             if key not in job.dropped
         ]
         with self.loader.as_of(job.active):
@@ -289,45 +317,14 @@ class InferenceRuntime(WorkerPlugin):
             self.device.broken = outcome.broken
         return outcome
 
-    def _report(
-        self,
-        batch: str,
-        outcome: Outcome,
-        job: Job | None = None,
-        missing: set[Key] | frozenset[Key] = frozenset(),
-    ) -> None:
-        """Store results, and tell the scheduler how every request ended.
+    def _report(self, batch: str, outcome: Outcome, *about: Any) -> None:
+        """Say how every request of a batch ended, as :meth:`Reporter.done` does.
 
         A worker that is closing says nothing: when it has left, the scheduler has
         its requests run elsewhere.
         """
-        if self.is_closing:
-            return
-        stimulus_id = f"daskinfer-done-{batch}"
-        stored = store(self.worker, outcome.results, stimulus_id)
-        again = [
-            key
-            for key, error in outcome.errors.items()
-            if isinstance(error, MissingInput) and error.key in missing
-        ]
-        errors = {k: e for k, e in outcome.errors.items() if k not in again}
-        message: dict[str, Any] = {
-            "op": protocol.DONE,
-            "batch": batch,
-            **stored,
-            "failed": stored["failed"] | dump_errors(errors),
-            "missing": again,
-            "passes": outcome.passes,
-            "out_of_memory": outcome.out_of_memory,
-            "waited": job.started - job.arrived if job else 0.0,
-            "ran": job.ended - job.started if job else 0.0,
-            "device": str(job.model.device.torch_device) if job else "",
-            "pack": self._pack(stored, outcome, job.inline) if job else None,
-            "struck": outcome.struck,
-            "broken": "" if outcome.broken is None else describe(outcome.broken),
-            "stimulus_id": stimulus_id,
-        }
-        self.worker.batched_send(message)
+        if not self.is_closing:
+            self._reporter.done(batch, outcome, *about)
 
     # A device that is broken
 
@@ -339,14 +336,6 @@ class InferenceRuntime(WorkerPlugin):
         self.worker.loop.add_callback(start_anew, self.worker, reason, stimulus_id)
 
     # Results
-
-    def _pack(
-        self, stored: dict[str, Any], outcome: Outcome, limit: int
-    ) -> protocol.Pack | None:
-        """What has just been stored, if all of it is small enough for a message."""
-        if not stored["keys"] or sum(stored["nbytes"]) > limit:
-            return None
-        return packed([outcome.results[key] for key in stored["keys"]])
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""

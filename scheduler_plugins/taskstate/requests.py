@@ -55,6 +55,10 @@ class TaskStates(Arriving, Failing):
         """Shorten the interval in which messages to a client are collected."""
         tune(self.scheduler.client_comms.get(client), interval)
 
+    def tell(self, client: str, message: dict[str, Any]) -> None:
+        """Send a message to a client, if it is still there."""
+        self.scheduler.report(message, client=client)
+
     def dispatch(
         self, keys: Sequence[Key], address: str, stimulus_id: str
     ) -> dict[Key, int]:

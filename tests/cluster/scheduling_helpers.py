@@ -65,7 +65,7 @@ def left_over(scheduler: Scheduler, *workers: Worker) -> dict[str, Any]:
         "unwanted": dispatcher.running.unwanted,
         "queued": [line for line in dispatcher.lines.values() if len(line.queue)],
         "in flight": [line for line in dispatcher.lines.values() if line.in_flight],
-        "flights": [d for d in dispatcher._devices.values() if d.flights],
+        "flights": [d for d in dispatcher.lines._devices.values() if d.under_way],
     }
     for ws in scheduler.workers.values():
         found[f"processing on {ws.address}"] = ws.processing

@@ -167,6 +167,7 @@ async def test_a_refusal_is_not_that_of_a_new_request_with_the_same_key(c, s, a)
             resources=None,
             inline=0,
             timeout=None,
+            contents={},
         )
 
     # All of it reaches the scheduler in one message.

@@ -136,7 +136,7 @@ async def test_requests_of_workers_that_are_gone(c, s, a, b, way):
     await until(lambda: third.address not in s.workers)
     assert third.address not in dispatcher.lines["m", "1"].devices
     assert third.address not in dispatcher.statistics["m"].workers
-    assert all(address != third.address for address, _ in dispatcher._devices)
+    assert all(address != third.address for address, _ in dispatcher.lines._devices)
     del futures
     await nothing_is_left(s, a, b)
 

@@ -72,7 +72,7 @@ async def test_batches_that_reach_a_closing_worker_run_elsewhere(
     leaving = workers[0]
     runtime: Any = leaving.plugins["daskinfer-runtime"]
     # The worker has begun to close, and the scheduler does not know yet.
-    runtime.teardown(leaving)
+    await runtime.teardown(leaving)
     handle = leaving.stream_handlers["daskinfer-run"]
     arrived: list[Any] = []
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from daskinfer import protocol
+from daskinfer.caching import CachePolicy
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.deployment import Deployment, Version
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Line
-from scheduler_plugins.queueing import Request
+from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Route
 
 A, B = "tcp://a:1", "tcp://b:1"
@@ -153,11 +154,12 @@ class Bench:
         policy: BatchPolicy | None = None,
         timings: list[tuple[int, float]] | None = None,
         placement: str = "least-loaded",
+        cache: CachePolicy | None = None,
     ) -> Line:
         """A deployment whose batches take the same time at every size."""
         self.seconds[name] = seconds
         policy = policy or BatchPolicy()
-        wanted = Deployment(name, "cpu", (), placement, Route("1"))
+        wanted = Deployment(name, "cpu", (), placement, Route("1"), cache=cache)
         version = Version(name, "1", "digest", policy=policy)
         self.dispatcher.lines.open(wanted, version)
         if timings is None:
@@ -171,7 +173,7 @@ class Bench:
         made = [Request(key, line.name, None, **about) for key in keys]
         for request in made:
             self.requests[request.key] = request, line
-            self.dispatcher.enqueue(request, line)
+            self.dispatcher.waiting.enqueue(request, line)
         return made
 
     def follow(self) -> Bench:
@@ -183,11 +185,11 @@ class Bench:
     def _parked(self, key: Any) -> None:
         request, line = self.requests[key]
         self.dispatcher.unassign(request)
-        self.dispatcher.enqueue(request, line)
+        self.dispatcher.waiting.enqueue(request, line)
 
     def _erred(self, key: Any) -> None:
         request, _ = self.requests[key]
-        self.dispatcher.discard(request)
+        self.dispatcher.waiting.discard(request)
         self.dispatcher.unassign(request)
 
     def lose(self, address: str, *, expected: bool = False) -> list[Any]:
@@ -199,14 +201,14 @@ class Bench:
                 # What Dask's transitions make the plugin do.
                 for request in list(batch.requests.values()):
                     self.dispatcher.unassign(request)
-                    self.dispatcher.enqueue(request, batch.line)
+                    self.dispatcher.waiting.enqueue(request, batch.line)
                     back.append(request.key)
         self.dispatcher.worker_lost(address, expected=expected)
         # What has failed is discarded by the transition hook.
         for line in self.dispatcher.lines.values():
             for request in line.queue.requests():
                 if request.key in self.tasks.failed:
-                    self.dispatcher.discard(request)
+                    self.dispatcher.waiting.discard(request)
         return back
 
     def join(self, address: str, name: str = "m") -> None:
@@ -231,6 +233,11 @@ class Bench:
         seconds = self.seconds[message["name"]]
         self.dispatcher.done(done_message(message, seconds) | about, address)
 
+    def not_found(self, index: int, dropped: bytes = b"") -> None:
+        """A worker says that a batch is not in its cache."""
+        address, message = self.runs[index]
+        self.dispatcher.not_found(message["batch"], address, dropped)
+
     def progress(self, index: int, waits_for: str) -> None:
         """A worker says what a batch waits for but its turn, or that it has begun."""
         address, message = self.runs[index]
@@ -246,6 +253,9 @@ def done_message(message: Any, seconds: float) -> Any:
         "failed": {},
         "missing": [],
         "out_of_memory": 0,
+        "cached": [],
+        "look_up": 0.0,
+        "kept": b"",
         "passes": [
             {"rows": rows, "padded": rows, "requests": rows, "seconds": seconds}
         ],

@@ -16,8 +16,8 @@ from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.load import IN_FLIGHT
-from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry
+from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Route, Routing
 from tests.scheduler.bench import done_message
 from tests.scheduler.tasks import ENDED, DaskTasks, Task

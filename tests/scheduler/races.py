@@ -10,7 +10,7 @@ from typing import Any
 
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.constraint import ANYWHERE, Constraint
-from scheduler_plugins.queueing import Request
+from scheduler_plugins.request import Request
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.tasks import ENDED, Task
 

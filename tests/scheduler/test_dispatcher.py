@@ -271,7 +271,7 @@ async def test_inputs_that_stay_missing_fail_the_request_in_the_end():
         attempts += 1
         assert bench.tasks.released == [1] * attempts
         if request.error is None:
-            bench.dispatcher.enqueue(request, line)
+            bench.dispatcher.waiting.enqueue(request, line)
     assert attempts == request.attempts == 5
     assert "inputs of 1 could not be fetched" in str(request.error)
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_plugins.queueing import Lane, Request, RequestQueue
+from scheduler_plugins.queueing import Lane, RequestQueue
+from scheduler_plugins.request import Request
 
 
 def request(key, arrived=0.0, priority=0.0, rows=1, lane="lane"):

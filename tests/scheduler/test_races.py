@@ -134,7 +134,7 @@ def check_nobody_waits_in_vain(cluster: Cluster) -> None:
         able = [d for d in line.devices.values() if d.name in running and not d.stuck]
         for lane in line.queue.oldest(100):
             # One that has failed it is no help while there is another.
-            allowed = dispatcher._admission.devices(lane, able, able)
+            allowed = dispatcher.waiting._admission.devices(lane, able, able)
             idle = [d for d in allowed if d.idle and not d.isolated]
             assert not idle, f"{lane} waits while {idle} idle"
 

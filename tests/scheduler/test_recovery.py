@@ -41,7 +41,7 @@ def break_device(bench: Bench, index: int, struck: list[Any] | None = None) -> N
         # What Dask's transitions make the plugin do.
         release(keys, stimulus_id)
         for key in keys:
-            bench.dispatcher.enqueue(*requests[key])
+            bench.dispatcher.waiting.enqueue(*requests[key])
 
     with patch.object(bench.tasks, "release_running", park):
         bench.answer(index, keys=[], struck=struck, broken="error code is 507015")
@@ -49,7 +49,7 @@ def break_device(bench: Bench, index: int, struck: list[Any] | None = None) -> N
     for line in bench.dispatcher.lines.values():
         for request in line.queue.requests():
             if request.key in bench.tasks.failed:
-                bench.dispatcher.discard(request)
+                bench.dispatcher.waiting.discard(request)
     # Everybody once.
     back = bench.tasks.released[released:]
     assert sorted(map(str, back)) == sorted(map(str, requests))
@@ -153,7 +153,7 @@ async def test_a_bystander_of_two_losses_is_suspected_too():
         assert (request.charges, request.bystander) == (0, i + 1)
         for waiting in line.queue.requests():
             if waiting is not request:
-                bench.dispatcher.discard(waiting)
+                bench.dispatcher.waiting.discard(waiting)
         bench.enqueue(line, f"before-{i}", arrived=-1.0)
         bench.join([B, "tcp://c:1"][i])
     assert request.group is not None
@@ -251,7 +251,7 @@ async def test_a_retry_avoids_the_worker_that_failed_while_another_is_ready():
     bench.answer(failed={"k": {"exception_text": "no"}}, keys=[])
     assert request.tried == {A, B}
     # Where all have been tried, any is better than none.
-    bench.dispatcher.enqueue(request, line)
+    bench.dispatcher.waiting.enqueue(request, line)
     await settle()
     assert len(bench.batches) == 2
 
@@ -295,7 +295,7 @@ async def test_requests_that_are_held_back_leave_with_their_deployment():
     run_ids = {"gone": 1, "closed": 2}
     batch = Batch("m-1", line, line.devices[A], run_ids, {}, 2, 0.0)
     bench.dispatcher.recovery.timed_out(batch, [gone, closed])
-    bench.dispatcher.discard(gone)
+    bench.dispatcher.waiting.discard(gone)
     assert not gone.delayed
     assert bench.dispatcher.close("m", "1") == [closed]
     assert not closed.delayed
@@ -325,7 +325,7 @@ async def test_what_runs_when_its_deployment_is_replaced_is_served_by_the_new_on
         bench.tasks.workers.remove(address)
         for request in requests:
             bench.dispatcher.unassign(request)
-            bench.dispatcher.enqueue(request, new)
+            bench.dispatcher.waiting.enqueue(request, new)
         bench.dispatcher.worker_lost(address)
     else:
         await come(lambda: not batch.requests)
@@ -346,7 +346,7 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     await settle()
     assert len(bench.dispatcher.chooser.reserved) == 1
     bench.enqueue(line, "next")
-    bench.dispatcher.discard(suspect)
+    bench.dispatcher.waiting.discard(suspect)
     bench.answer(0)
     await settle()
     assert bench.batches[-1] == (A, ["next"])
@@ -355,7 +355,7 @@ async def test_a_reservation_ends_with_the_request_it_was_for():
     (suspect,) = bench.enqueue(line, "suspect", group="g")
     await settle()
     assert len(bench.dispatcher.chooser.reserved) == 1
-    bench.dispatcher.discard(suspect)
+    bench.dispatcher.waiting.discard(suspect)
     bench.answer()
     await settle()
     assert not bench.dispatcher.chooser.reserved
@@ -374,7 +374,7 @@ async def test_answers_that_are_lost_cost_two_more_deaths_at_most():
         bench.lose(address)
         for waiting in line.queue.requests():
             if waiting not in requests:
-                bench.dispatcher.discard(waiting)
+                bench.dispatcher.waiting.discard(waiting)
         if i == 0:
             ahead = [f"again-{j}" for j in range(8)]
             bench.enqueue(line, *ahead, arrived=-1.0)

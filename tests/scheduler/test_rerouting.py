@@ -8,7 +8,7 @@ from daskinfer import RetryPolicy
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins.deployment import Deployment, Version
 from scheduler_plugins.line import Batch, Line
-from scheduler_plugins.queueing import Request
+from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Route
 from tests.scheduler.bench import A, Bench, settle
 from tests.scheduler.virtual import on_loop
@@ -36,7 +36,7 @@ class TwoVersions:
 
     def switch(self) -> None:
         self.active = self.new
-        self.dispatcher.reroute("m")
+        self.dispatcher.waiting.reroute("m")
 
 
 def waiting(line: Line) -> list[Any]:
@@ -71,7 +71,7 @@ async def test_batches_under_way_stay_and_what_comes_back_goes_along():
     assert made[0].batch == message["batch"] and two.old.in_flight
     # Its worker could not run it: it waits for the version that answers now.
     two.dispatcher.running.unassign(made[0])
-    two.dispatcher._requeue(made[0], two.old)
+    two.dispatcher.waiting.requeue(made[0], two.old)
     assert waiting(two.new)[0] == "a" and not waiting(two.old)
 
 

@@ -10,8 +10,8 @@ import pytest
 from daskinfer.exceptions import UnknownDeployment
 from scheduler_plugins import rollout
 from scheduler_plugins.deployment import Deployment, Version, WorkerFacts
-from scheduler_plugins.queueing import Request
 from scheduler_plugins.registry import Registry
+from scheduler_plugins.request import Request
 from scheduler_plugins.rollout import Update
 from scheduler_plugins.routing import Route, Routing, point_of
 

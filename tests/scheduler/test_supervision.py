@@ -111,7 +111,7 @@ async def test_what_never_ends_is_found_and_its_batch_mates_are_answered():
                 await come(lambda batch=batch: not batch.requests)
                 if 13 in bench.tasks.failed:
                     # What the transition hook does.
-                    bench.dispatcher.discard(bench.requests[13][0])
+                    bench.dispatcher.waiting.discard(bench.requests[13][0])
                 bench.answer(index, keys=[], failed={})
             else:
                 bench.answer(index)

@@ -77,6 +77,19 @@ def test_latency_is_compared_by_medians(ratio, gives_up):
         )
 
 
+def test_what_was_found_in_a_cache_says_nothing_of_latency():
+    canary, stable = figures(30, latency=0.02), figures(30, latency=0.02)
+    for _ in range(1000):
+        stable.succeeded(None)
+    assert (stable.requests, stable.measured) == (1030, 30)
+    assert Trial(AbortPolicy(max_latency_ratio=1), canary, stable).verdict() is None
+    # Nor is anything compared with an old version that had nothing to compute.
+    stable = figures()
+    for _ in range(1000):
+        stable.succeeded(None)
+    assert Trial(AbortPolicy(max_latency_ratio=1), canary, stable).verdict() is None
+
+
 def test_latency_needs_enough_answers_of_both():
     trial = Trial(AbortPolicy(max_latency_ratio=1), figures(30, latency=9), figures(19))
     assert trial.verdict() is None

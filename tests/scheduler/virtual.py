@@ -17,6 +17,7 @@ from scheduler_plugins import (
     running,
     supervision,
     timer,
+    waiting,
 )
 
 
@@ -45,7 +46,15 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine, with the engine on the loop's own clock."""
     loop = _Loop()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (dispatcher, lifecycle, recovery, running, supervision, timer):
+        for module in (
+            dispatcher,
+            lifecycle,
+            recovery,
+            running,
+            supervision,
+            timer,
+            waiting,
+        ):
             patch.setattr(module, "monotonic", loop.time)
         try:
             loop.run_until_complete(main)
