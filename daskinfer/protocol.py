@@ -285,8 +285,8 @@ class AnswersMessage(TypedDict):
 class ProgressMessage(TypedDict):
     """A batch cannot begin yet, or has begun after it could not.
 
-    It ``waits_for`` :data:`INPUTS`, :data:`DEVICE`, :data:`CACHE`, or nothing more. Of a
-    batch that only waits for those before it nothing is said.
+    It ``waits_for`` :data:`INPUTS`, :data:`DEVICE`, :data:`CACHE`, or nothing more. Of
+    a batch that only waits for those before it nothing is said.
     """
 
     op: str

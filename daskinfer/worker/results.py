@@ -102,6 +102,26 @@ def _dump_type(kind: type) -> bytes:
         return pickle.dumps(typename(kind))
 
 
+def pack_small(worker: Worker, keys: list[Key], limit: int) -> dict[str, Any]:
+    """Pack the results that are here and have no more than ``limit`` bytes."""
+    found = [key for key in keys if _is_small(worker, key, limit)]
+    pack = packed([worker.data[key] for key in found])
+    if pack is None:
+        return {**pack_small(worker, [], limit), "missing": keys}
+    missing = list(set(keys).difference(found))
+    return {"keys": found, "missing": missing, **pack}
+
+
+def _is_small(worker: Worker, key: Key, limit: int) -> bool:
+    ts = worker.state.tasks.get(key)
+    return (
+        ts is not None
+        and ts.state == "memory"
+        and ts.nbytes is not None
+        and ts.nbytes <= limit
+    )
+
+
 def packed(values: list[Any]) -> protocol.Pack | None:
     """Values as a message carries them; None if one of them cannot be pickled."""
     try:

@@ -26,7 +26,7 @@ from daskinfer.worker.job import Job
 from daskinfer.worker.loading import Loader
 from daskinfer.worker.reporting import Reporter
 from daskinfer.worker.restarting import start_anew
-from daskinfer.worker.results import forget, packed
+from daskinfer.worker.results import forget, pack_small
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -339,19 +339,4 @@ class InferenceRuntime(WorkerPlugin):
 
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
-        found = [key for key in keys if self._is_small(key)]
-        pack = packed([self.worker.data[key] for key in found])
-        if pack is None:
-            return {**await self.fetch([]), "missing": keys}
-        missing = list(set(keys).difference(found))
-        return {"keys": found, "missing": missing, **pack}
-
-    def _is_small(self, key: Key) -> bool:
-        """Whether a result is here, and small enough to be packed."""
-        ts = self.worker.state.tasks.get(key)
-        return (
-            ts is not None
-            and ts.state == "memory"
-            and ts.nbytes is not None
-            and ts.nbytes <= self._packed_limit
-        )
+        return pack_small(self.worker, keys, self._packed_limit)
