@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from distributed.utils import open_port
 from distributed.utils_test import gen_cluster, inc, poll_for
 
 import daskinfer
-from daskinfer import Model, SchedulerLost, UnknownDeployment
+from daskinfer import (
+    BatchPolicy,
+    CachePolicy,
+    Model,
+    SchedulerLost,
+    UnknownDeployment,
+)
 from daskinfer.loss import until_lost
 
 pytestmark = pytest.mark.process
@@ -152,6 +159,71 @@ def test_calls_say_that_the_scheduler_is_lost_and_can_be_made_again(
                     assert np.array_equal(answer, 2 * i * x)
                 assert np.array_equal(handle(x), 2 * x)
             assert model.status().requests == 12
+
+
+def noting(folder: str) -> Callable[[np.ndarray], np.ndarray]:
+    # Pickled by value: worker processes don't import the tests.
+    def answer(x: np.ndarray) -> np.ndarray:
+        import pathlib
+        import time
+        import uuid
+
+        notes = pathlib.Path(folder)
+        for value in x[:, 0]:
+            (notes / f"{value:g} {uuid.uuid4().hex}").touch()
+        while (x >= 10).any() and not (notes / "gate").exists():
+            time.sleep(0.01)
+        return 2 * x
+
+    return answer
+
+
+def test_what_is_cached_is_not_computed_again_when_a_map_is_sent_again(
+    start: Start, tmp_path: Path, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_DASKINFER__CACHE__DIRECTORY", str(tmp_path / "cache"))
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    xs = [np.full((1, 2), float(i)) for i in range(20)]
+
+    def deploy(client: Client) -> Model:
+        client.wait_for_workers(1, timeout=PATIENCE)
+        return daskinfer.deploy(
+            client,
+            noting(str(notes)),
+            name="noting",
+            cache=CachePolicy(),
+            batching=BatchPolicy(max_batch_size=1),
+        )
+
+    def computed() -> Counter[int]:
+        found = [path.name.split()[0] for path in notes.iterdir()]
+        return Counter(int(value) for value in found if value != "gate")
+
+    port = open_port()
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler, worker = start_cluster(start, port)
+    with Client(address, timeout=PATIENCE, loop=loop) as client:
+        model = deploy(client)
+        daskinfer.gather(model.map(xs[:10]))
+        futures = model.map(xs)
+        poll_for(lambda: all(f.done() for f in futures[:10]), PATIENCE)
+        poll_for(lambda: computed()[10] == 1, PATIENCE)
+        lost = outcome_of(lambda: daskinfer.gather(futures))
+        scheduler.kill()
+        scheduler.wait()
+        expect_lost(lost())
+        # It goes by itself, and leaves its cache in order.
+        worker.wait(PATIENCE)
+    (notes / "gate").touch()
+    start_cluster(start, port)
+    with Client(address, timeout=PATIENCE, loop=loop) as client:
+        futures = deploy(client).map(xs)
+        for x, answer in zip(xs, daskinfer.gather(futures), strict=True):
+            assert np.array_equal(answer, 2 * x)
+        assert [daskinfer.info(future).cached for future in futures[:10]] == [True] * 10
+    assert all(computed()[i] == 1 for i in range(10))
+    assert all(computed()[i] >= 1 for i in range(10, 20))
 
 
 def wait_for_death(model: Model) -> None:
