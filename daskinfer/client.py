@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.client")
 
+#: Digits of a version's digest by which keys of tasks tell models apart.
+_DIGEST = 16
+
 
 def client_of(name: str, own: Client | None) -> Client:
     """Return the client for a handle to speak through.
@@ -94,7 +97,10 @@ async def _get(client: Client, name: str, version: str | None) -> Model:
             f"{name!r} has no version {version!r}; "
             f"it has {', '.join(map(repr, about['versions']))}"
         )
-    return Model(name, version, about["batch_dim"], about["cached"], client=client)
+    digest = "" if version is None else about["versions"][version][:_DIGEST]
+    return Model(
+        name, version, about["batch_dim"], about["cached"], digest, client=client
+    )
 
 
 def deployments(client: Client) -> list[Model]:

@@ -43,6 +43,9 @@ class Model(Versioned):
     cached
         Whether results of the deployment are cached, so that requests are to be told
         apart by what they say.
+    digest
+        What the version that it stays with is known by, or a part of that: under the
+        same name and label there may be another model later.
 
     Notes
     -----
@@ -63,7 +66,15 @@ class Model(Versioned):
     True
     """
 
-    __slots__ = ("__name__", "__weakref__", "batch_dim", "cached", "name", "version")
+    __slots__ = (
+        "__name__",
+        "__weakref__",
+        "batch_dim",
+        "cached",
+        "digest",
+        "name",
+        "version",
+    )
 
     def __init__(
         self,
@@ -71,6 +82,7 @@ class Model(Versioned):
         version: str | None = None,
         batch_dim: int | None = 0,
         cached: bool = False,
+        digest: str = "",
         *,
         client: Client | None = None,
     ) -> None:
@@ -78,15 +90,17 @@ class Model(Versioned):
         self.version = version
         self.batch_dim = batch_dim
         self.cached = cached
+        self.digest = digest
         # Dask makes the key prefix of a task from its function's name.
         self.__name__ = name if version is None else f"{name}@{version}"
         self._client = client
 
     def __reduce__(self) -> tuple[type[Model], tuple[Any, ...]]:
-        return Model, (self.name, self.version, self.batch_dim, self.cached)
+        about = self.name, self.version, self.batch_dim, self.cached, self.digest
+        return Model, about
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("daskinfer.Model", self.name, self.version)
+        return ("daskinfer.Model", self.name, self.version, self.digest)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -51,7 +51,10 @@ class Descriptions:
         """Names, versions and batch axes of what is deployed."""
         return {
             deployment.name: {
-                "versions": sorted(deployment.versions),
+                "versions": {
+                    label: deployment.versions[label].digest
+                    for label in sorted(deployment.versions)
+                },
                 "active": deployment.active,
                 "batch_dim": deployment.batch_dim,
                 "max_batch_size": deployment.policy.max_batch_size,

@@ -248,7 +248,7 @@ class InferencePlugin(SchedulerPlugin):
     @guarded
     def cached(self, worker: str, name: str, added: bytes, dropped: bytes) -> None:
         """A worker tells of its cache."""
-        if worker in self.registry.workers:
+        if worker in self.registry.workers and name in self.registry.deployments:
             self.dispatcher.cached(name, worker, added, dropped)
 
     @guarded

@@ -377,6 +377,10 @@ async def test_for_a_pinned_handle_the_key_of_dask_is_the_hash_of_what_is_asked(
     assert len({future.key for future in (*equal, *different)}) == 7
     await c.gather([*equal, *different])
     assert len(probe.calls) == 6
+    # The same name and label may mean other weights later, and old futures still live.
+    await model.undeploy()
+    again = await (await deploy(c, Probe(lambda x, scale=1: x + 1))).pin("1")
+    assert np.array_equal(await c.submit(again, x, scale=2), x + 1)
 
 
 @gen_cluster(client=True, nthreads=ALONE)
