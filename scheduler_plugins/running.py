@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dask.typing import Key
-from distributed.metrics import monotonic, time
+from distributed.metrics import monotonic
 
 from daskinfer import protocol
-from daskinfer.wording import counted
 from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.sending import pickle_inputs, run_message
+from scheduler_plugins.settling import Settlement
 
 if TYPE_CHECKING:
     from scheduler_plugins.batching import Send
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from scheduler_plugins.routing import Edition
     from scheduler_plugins.taskstate import TaskStates
 
-#: How often an input may be found missing before its request fails.
-_FETCH_ATTEMPTS = 5
-
 
 class Running:
-    """Sends batches, and gives each of their requests its end or its next attempt.
+    """Sends batches, and takes their answers in.
 
     Parameters
     ----------
@@ -57,6 +54,7 @@ class Running:
         self.unwanted: dict[str, list[Key]] = {}
         self.edition: Edition | None = None
         self._tasks = tasks
+        self._settlement = Settlement(tasks)
         self._send = send
         self._link = link
         self._sequence = 0
@@ -245,103 +243,12 @@ class Running:
         line.counts.ran(
             address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
         )
-        self._settle(batch, dict(own), message, address)
+        self._settlement.settle(batch, dict(own), message, address)
         return batch, [own[key] for key in message["struck"] if key in own]
-
-    def _settle(
-        self,
-        batch: Batch,
-        requests: dict[Key, Request],
-        message: protocol.DoneMessage,
-        address: str,
-    ) -> None:
-        """Give every request of a batch its end, or its next attempt."""
-        share = message["ran"] / max(len(message["keys"]), 1)
-        stop = time()
-        about = {
-            "name": batch.line.name,
-            "version": batch.line.version,
-            "digest": batch.line.digest,
-            "worker": address,
-            "device": message["device"],
-            "batch_size": sum(p["rows"] for p in message["passes"]),
-            "compute_seconds": message["ran"],
-            "cached": False,
-        }
-        cached = {message["keys"][place] for place in message["cached"]}
-        found = {**about, "cached": True}
-
-        def metadata(key: Key) -> dict[str, Any]:
-            request = requests.get(key)
-            told = found if key in cached else about
-            if request is None:
-                return {**told, "queue_seconds": 0.0, "attempts": 1}
-            waited = request.dispatched - request.arrived
-            return {**told, "queue_seconds": waited, "attempts": request.attempts}
-
-        run_ids = batch.run_ids
-        if batch.given_up:
-            requests |= batch.given_up
-            # Only results are taken. Whatever else is said, another attempt decides.
-            run_ids = {k: i for k, i in run_ids.items() if k not in batch.given_up}
-            late = [
-                key
-                for key in message["keys"]
-                if key in batch.given_up and not batch.given_up[key].forgotten
-            ]
-            run_ids |= self._tasks.adopt(late, address, message["stimulus_id"])
-        for key in cached & requests.keys():
-            requests[key].was_cached = True
-        startstop = {"action": "compute", "start": stop - share, "stop": stop}
-        clients = {key: request.client for key, request in requests.items()}
-        self._tasks.complete(message, run_ids, address, clients, metadata, startstop)
-        failed = {k: f for k, f in message["failed"].items() if k in run_ids}
-        if failed:
-            for key in failed:
-                if key in requests:
-                    # Should the user's `retries=` allow another attempt.
-                    requests[key].tried |= {address}
-            self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
-        missing = [
-            key
-            for key in message["missing"]
-            if key in requests and key not in batch.given_up
-        ]
-        self._retry_missing(requests, missing, address, message["stimulus_id"])
-        if message["broken"]:
-            told = {*message["keys"], *message["failed"], *missing, *batch.given_up}
-            self.release(
-                [r for key, r in requests.items() if key not in told],
-                message["stimulus_id"],
-            )
 
     def release(self, requests: Iterable[Request], stimulus_id: str) -> None:
         """Let requests wait again that were sent to a worker which is still there."""
         self._tasks.release_running([r.key for r in requests], stimulus_id)
-
-    def _retry_missing(
-        self,
-        requests: dict[Key, Request],
-        missing: list[Key],
-        address: str,
-        stimulus_id: str,
-    ) -> None:
-        """Park requests whose inputs a worker could not fetch; others are to try.
-
-        They had moved when it looked for them, or it does not reach their holders.
-        """
-        for key in missing:
-            request = requests[key]
-            request.misses += 1
-            request.tried |= {address}
-            if request.misses >= _FETCH_ATTEMPTS:
-                request.error = RuntimeError(
-                    f"the inputs of {key!r} could not be fetched from the workers "
-                    "that should hold them, in "
-                    f"{counted(request.misses, 'attempt')}"
-                )
-        # Last: it lets them wait again, or fail with the error they have by now.
-        self._tasks.release_running(missing, stimulus_id)
 
     def _close(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:
@@ -359,12 +266,14 @@ def _timings(message: protocol.DoneMessage) -> list[tuple[int, float]]:
     """Rows of each pass, and the seconds that it took on the device's thread.
 
     Those are more than the model took: inputs are unpickled and joined, and outputs are
-    divided. Left out of account, small batches would look better than they are. What
-    a batch took in which something failed is not that of its passes.
+    divided. Left out of account, small batches would look better than they are. What a
+    batch took in which something failed is not that of its passes, nor is that of one
+    that was looked up, which may have had the thread more than once.
     """
     passes = [p for p in message["passes"] if p["rows"]]
     beside = 0.0
-    if passes and not (message["failed"] or message["out_of_memory"]):
+    mixed = message["failed"] or message["out_of_memory"] or message["look_up"]
+    if passes and not mixed:
         beside = max(message["ran"] - sum(p["seconds"] for p in message["passes"]), 0.0)
     rows = sum(p["rows"] for p in passes)
     return [(p["rows"], p["seconds"] + beside * p["rows"] / rows) for p in passes]
