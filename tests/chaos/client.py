@@ -18,8 +18,8 @@ from distributed import Client, Future
 import daskinfer
 from daskinfer import BatchPolicy, Model, RetryPolicy
 from tests.chaos.judge import Asked, Ended, Tally
-from tests.chaos.models import row
-from tests.chaos.plan import BATCH_TIMEOUT, LIMITED, Code, Plan, Step
+from tests.chaos.models import row, warmup
+from tests.chaos.plan import BATCH_TIMEOUT, LIMITED, Plan, Step
 
 #: By then everything has ended, or never will.
 PATIENCE = 120.0
@@ -38,7 +38,7 @@ async def deploy(client: Client, name: str) -> Model:
         factory_kwargs={"name": name},
         name=name,
         batching=BatchPolicy(max_batch_size=32),
-        warmup=None if name == "tight" else row(0, Code.GOOD),
+        warmup=warmup(name),
         **limits,
     )
 

@@ -58,6 +58,11 @@ def build(name: str) -> Obedient:
     return Obedient(0.05 if name == "slow" else 0.005)
 
 
+def warmup(name: str) -> np.ndarray | None:
+    """The example that a deployment is warmed with, if it is."""
+    return None if name == "tight" else row(0, Code.GOOD)
+
+
 def row(value: int, code: Code) -> np.ndarray:
     """Make an input of one row."""
     return np.array([[value, code.value]], np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -110,6 +111,8 @@ class Plan:
         What each client does, in order. The last one's process is killed.
     deserted
         When, in seconds from the start.
+    updates
+        When which deployment's model is replaced.
     """
 
     seed: int
@@ -118,6 +121,7 @@ class Plan:
     events: tuple[Event, ...]
     scripts: tuple[tuple[Step, ...], ...]
     deserted: float
+    updates: tuple[tuple[float, str], ...]
 
     @classmethod
     def of(cls, seed: int, seconds: float, pace: float = PACE) -> Plan:
@@ -137,7 +141,16 @@ class Plan:
                     chance, scripts[:-1], code, i * every, min((i + 1) * every, seconds)
                 )
         deserted = chance.uniform(0.2, 0.8) * seconds
-        return cls(seed, seconds, pace, events, tuple(map(tuple, scripts)), deserted)
+        updates = tuple(_updates(random.Random(-seed), seconds, 4 * pace))
+        return cls(
+            seed,
+            seconds,
+            pace,
+            events,
+            tuple(map(tuple, scripts)),
+            deserted,
+            updates,
+        )
 
 
 def _events(chance: random.Random, seconds: float, pace: float) -> list[Event]:
@@ -157,6 +170,15 @@ def _events(chance: random.Random, seconds: float, pace: float) -> list[Event]:
         events.append(Event(at, deck.pop(), chance.random(), lasts))
         at += pace * chance.uniform(0.7, 1.3)
     return events
+
+
+def _updates(
+    chance: random.Random, seconds: float, pace: float
+) -> Iterator[tuple[float, str]]:
+    at = chance.uniform(0.3, 0.7) * pace
+    while at < seconds:
+        yield at, chance.choice(DEPLOYMENTS)
+        at += chance.uniform(0.7, 1.3) * pace
 
 
 def _steps(chance: random.Random, seconds: float, number: int) -> list[Step]:

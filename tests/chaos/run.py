@@ -19,6 +19,7 @@ import daskinfer
 from tests.chaos.client import PATIENCE, deploy
 from tests.chaos.judge import Tally
 from tests.chaos.plan import CLIENTS, DEPLOYMENTS, WORKERS, Plan
+from tests.chaos.updates import Updates
 from tests.chaos.workers import Workers
 from tests.cluster.scheduling_helpers import engine, left_on_worker, left_over
 
@@ -60,7 +61,7 @@ async def run(plan: Plan) -> bool:
 
 
 async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
-    tally = Tally()
+    tally, updates = Tally(), Updates()
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(_client(plan, scheduler.address, number))
@@ -75,13 +76,16 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
         patience = plan.seconds + 2 * PATIENCE
         begun = monotonic()
         *clients, deserter = clients
-        *reports, _, _ = await asyncio.gather(
+        *reports, _, _, _ = await asyncio.gather(
             *(_line(client, patience) for client in clients),
             workers.play(plan),
+            updates.play(scheduler.address, plan),
             _desert(deserter, plan.deserted),
         )
         print(f"{monotonic() - begun:6.1f} s: all have ended")
         workers.done["workers gone"] = scheduler._workers_removed_total - lost
+        workers.done += updates.done
+        tally.complaints += updates.complaints
         for report in reports:
             tally.add(json.loads(report))
         for client in clients:

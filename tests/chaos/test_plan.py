@@ -31,6 +31,7 @@ def test_a_plan_is_the_same_every_time(seed):
 def test_everything_happens_in_a_short_plan(seed):
     plan = Plan.of(seed, SECONDS)
     assert {event.kind for event in plan.events} == set(Kind)
+    assert plan.updates
     assert len(plan.scripts) == CLIENTS + 1
     # The last is killed before it has done all of it.
     scripts = plan.scripts[:-1]
