@@ -53,7 +53,8 @@ def start() -> Iterator[Start]:
 
 
 def start_cluster(start: Start, port: int) -> tuple[Any, Any]:
-    options = ("--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+    host = ("--host", "127.0.0.1", "--port", str(port))
+    options = (*host, "--dashboard-address", ":0", "--no-dashboard")
     scheduler = start("scheduler", *options)
     address = f"tcp://127.0.0.1:{port}"
     worker = start("worker", address, "--no-nanny", "--no-dashboard")
@@ -256,7 +257,7 @@ async def test_a_call_is_answered_although_all_futures_are_cancelled(c, s, a):
 def test_calls_say_so_too_when_the_cluster_is_closed(tmp_path: Path, loop: Any) -> None:
     x = np.ones((1, 2))
     with LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=None, loop=loop
+        n_workers=1, threads_per_worker=1, dashboard_address=":0", loop=loop
     ) as cluster:
         client = Client(cluster)
         model = daskinfer.deploy(client, blocked(str(tmp_path / "gate")))
