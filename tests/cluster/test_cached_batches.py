@@ -106,7 +106,7 @@ async def test_what_is_not_found_waits_for_the_device_without_being_late(
         probe,
         device="cpu",
         resources={"GPU": 1},
-        batch_timeout="100ms",
+        batch_timeout="1s",
         cache=CachePolicy(),
         warmup=ONE,
     )
@@ -139,7 +139,7 @@ def test_slow_look_ups_use_up_no_batch_timeout(send: Any) -> None:
     @gen_cluster(client=True, nthreads=ALONE)
     async def test(c: Client, s: Scheduler, a: Worker) -> None:
         model = await deploy(
-            c, Probe(), batch_timeout="100ms", cache=CachePolicy(), warmup=ONE
+            c, Probe(), batch_timeout="1s", cache=CachePolicy(), warmup=ONE
         )
         plain = await deploy(c, Probe(), "plain", warmup=ONE)
         with pytest.MonkeyPatch.context() as patch:
