@@ -76,6 +76,43 @@ def seconds(key: str) -> float | None:
     return duration
 
 
+def given_seconds(key: str) -> float:
+    """Return a duration in seconds, which must not be null.
+
+    Raises
+    ------
+    ValueError
+        The value is none; the message names the key.
+
+    Examples
+    --------
+    >>> given_seconds("artifacts.timeout")
+    30.0
+    """
+    duration = seconds(key)
+    if duration is None:
+        raise _bad(key, None, "a duration such as '50ms', zero or more")
+    return duration
+
+
+def rate(key: str) -> float | None:
+    """Return bytes per second, or None where there is no limit.
+
+    Raises
+    ------
+    ValueError
+        The value is not a size, or is negative; the message names the key.
+
+    Examples
+    --------
+    >>> rate("artifacts.send-bandwidth") is None
+    True
+    """
+    if get(key) is None:
+        return None
+    return float(nbytes(key)) or None
+
+
 def nbytes(key: str) -> int:
     """Return a size in bytes.
 

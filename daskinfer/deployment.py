@@ -23,6 +23,7 @@ from daskinfer.installation import calls, install
 from daskinfer.options import check_sendable, resource_amounts
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from daskinfer.uploading import uploaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,7 @@ def deploy(
     factory: str | None = None,
     factory_kwargs: Mapping[str, Any] | None = None,
     path: str | None = None,
+    trusted: bool = False,
     name: str | None = None,
     version: str = "1",
     device: str = "auto",
@@ -74,6 +76,10 @@ def deploy(
     path
         A ``.pt2`` file of :func:`torch.export.save`, or TorchScript (``.ts``,
         ``.pt``).
+    trusted
+        Whether the file may be a pickled module, which is unpickled here. That runs
+        whatever code its maker has put into it: only for files that you trust as you
+        trust a program.
     name
         What it is called; by default the model's own name.
     version
@@ -162,7 +168,7 @@ def deploy(
     if max_queue is None:
         max_queue = dask.config.get("daskinfer.max-queue")
     amounts = resource_amounts(resources)
-    artifact = artifact_of(model, factory, factory_kwargs, path)
+    artifact = artifact_of(model, factory, factory_kwargs, path, trusted)
     timeout = deploy_timeout(wait_timeout)
     handle = client.sync(
         _deploy,
@@ -198,14 +204,15 @@ async def _deploy(
     timeout: float | None,
 ) -> Model:
     await install(client)
-    answer = await calls(client).daskinfer_deploy(
-        name=name,
-        version=version,
-        policy=asdict(policy),
-        artifact=artifact.to_message(),
-        client=client.id,
-        **options,
-    )
+    async with uploaded(client, artifact):
+        answer = await calls(client).daskinfer_deploy(
+            name=name,
+            version=version,
+            policy=asdict(policy),
+            artifact=artifact.to_message(),
+            client=client.id,
+            **options,
+        )
     if answer["status"] == "exists":
         raise DeploymentExists(answer["message"])
     if answer["status"] == "error":
@@ -236,13 +243,14 @@ def artifact_of(
     factory: str | None,
     factory_kwargs: Mapping[str, Any] | None,
     path: str | None,
+    trusted: bool,
 ) -> Artifact:
     """Make parts of the one of them that is given.
 
     Raises
     ------
     TypeError
-        If none is, or several are.
+        If none is, or several are; or ``trusted`` is said of no file.
     """
     from daskinfer.artifact import Artifact
 
@@ -250,12 +258,14 @@ def artifact_of(
         raise TypeError("deploy one of: a model, factory=, path=")
     if factory_kwargs is not None and factory is None:
         raise TypeError("factory_kwargs needs factory=")
+    if trusted and path is None:
+        raise TypeError("trusted is said of a file: it needs path=")
     if isinstance(model, Model):
         raise TypeError(f"{model!r} is a handle, deployed already")
     if factory is not None:
         return Artifact.from_factory(factory, factory_kwargs)
     if path is not None:
-        return Artifact.from_path(path)
+        return Artifact.from_path(path, trusted=trusted)
     return Artifact.from_object(model)
 
 

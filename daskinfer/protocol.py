@@ -37,6 +37,7 @@ LOAD = "daskinfer-load"
 UNLOAD = "daskinfer-unload"
 ACTIVATE = "daskinfer-activate"
 REPLACE = "daskinfer-replace"
+TAKE = "daskinfer-take"
 
 #: Streams: scheduler to client.
 ANSWERS = "daskinfer-answers"
@@ -51,6 +52,10 @@ PROGRESS = "daskinfer-progress"
 DONE = "daskinfer-done"
 CACHED = "daskinfer-cached"
 NOT_FOUND = "daskinfer-not-found"
+WANTS = "daskinfer-wants"
+GOT = "daskinfer-got"
+NOT_GOT = "daskinfer-not-got"
+LEAVES = "daskinfer-leaves"
 
 #: Calls (request and answer) to the scheduler.
 DEPLOY = "daskinfer_deploy"
@@ -64,11 +69,17 @@ INFO = "daskinfer_info"
 ARTIFACT = "daskinfer_artifact"
 GATHER = "daskinfer_gather"
 CLEAR = "daskinfer_clear"
+OFFER = "daskinfer_offer"
+UPLOAD = "daskinfer_upload"
+WITHDRAW = "daskinfer_withdraw"
 
 #: Calls to a worker.
 FETCH = "daskinfer_fetch"
 CACHE_STATISTICS = "daskinfer_cache_statistics"
 CACHE_CLEAR = "daskinfer_cache_clear"
+
+#: Calls to both.
+CHUNK = "daskinfer_chunk"
 
 #: What a batch may wait for but its turn: inputs from other workers, a user's task that
 #: holds the device, or what is looked up in the worker's cache.
@@ -208,6 +219,47 @@ class ReplaceMessage(TypedDict):
     op: str
     reason: str
     stimulus_id: str
+
+
+class TakeMessage(TypedDict):
+    """Fetch this chunk from there: a worker's address, or none for the scheduler.
+
+    ``weights`` are named by the key of their chunks, here and in the next messages.
+    """
+
+    op: str
+    weights: str
+    chunk: int
+    source: str
+    stimulus_id: str
+
+
+class WantsMessage(TypedDict):
+    """A worker wants all chunks of some weights, and passes on those that it has.
+
+    ``have`` is a mask: bit 0 of the first byte stands for chunk 0, and so on.
+    """
+
+    op: str
+    weights: str
+    have: bytes
+
+
+class GotMessage(TypedDict):
+    """A worker has a chunk, or could not get it, for a ``reason``."""
+
+    op: str
+    weights: str
+    chunk: int
+    source: str
+    reason: str
+
+
+class LeavesMessage(TypedDict):
+    """A worker neither wants any chunk nor passes one on."""
+
+    op: str
+    weights: str
 
 
 class HelloMessage(TypedDict):

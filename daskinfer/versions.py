@@ -12,6 +12,7 @@ from daskinfer.canary import AbortPolicy
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskinfer.artifact import Artifact
     from daskinfer.handle import Model
     from daskinfer.policy import BatchPolicy
 
@@ -46,6 +47,7 @@ class Versioned:
         factory: str | None = None,
         factory_kwargs: Mapping[str, Any] | None = None,
         path: str | None = None,
+        trusted: bool = False,
         batching: BatchPolicy | None = None,
         warmup: Any = None,
         activate: str = "when-ready",
@@ -66,7 +68,7 @@ class Versioned:
 
         Parameters
         ----------
-        model, factory, factory_kwargs, path
+        model, factory, factory_kwargs, path, trusted
             The new model, given as to :func:`daskinfer.deploy`.
         version
             Its label, which no version of the deployment may have had that has
@@ -126,7 +128,7 @@ class Versioned:
         from daskinfer.fields import number_within
         from daskinfer.options import check_sendable
 
-        artifact = deployment.artifact_of(model, factory, factory_kwargs, path)
+        artifact = deployment.artifact_of(model, factory, factory_kwargs, path, trusted)
         if not isinstance(version, str) or not version:
             raise ValueError(
                 f"version must be a text that is not empty, not {version!r}"
@@ -143,7 +145,6 @@ class Versioned:
         options = {
             "version": version,
             "policy": None if batching is None else asdict(batching),
-            "artifact": artifact.to_message(),
             "warmup": deployment.warmup_payload(warmup),
             "min_ready": number_within("min_ready", min_ready, 0, 1),
             "manual": activate == "manual",
@@ -153,7 +154,7 @@ class Versioned:
             "timeout": deployment.deploy_timeout(wait_timeout) if wait else None,
         }
         client = self.client
-        return cast(None, client.sync(_update, client, self.name, options))
+        return cast(None, client.sync(_update, client, self.name, artifact, options))
 
     def promote(self, version: str | None = None) -> None:
         """Activate the version that an update has loaded, or that is a canary.
@@ -249,12 +250,18 @@ class Versioned:
         return cast(None, client.sync(_change, client, about))
 
 
-async def _update(client: Client, name: str, options: dict[str, Any]) -> None:
+async def _update(
+    client: Client, name: str, artifact: Artifact, options: dict[str, Any]
+) -> None:
     from daskinfer.failure import load_failure
     from daskinfer.installation import calls, install
+    from daskinfer.uploading import uploaded
 
     await install(client)
-    answer = await calls(client).daskinfer_update(name=name, **options)
+    async with uploaded(client, artifact):
+        answer = await calls(client).daskinfer_update(
+            name=name, artifact=artifact.to_message(), **options
+        )
     if answer["status"] == "timeout":
         raise exceptions.DeployTimeout(answer["message"])
     if answer["status"] == "aborted":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from daskinfer.artifact.digests import version_digest
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.caching import CachePolicy
 from daskinfer.policy import BatchPolicy
@@ -84,7 +85,8 @@ class Breakage:
 class Version:
     """One version of a deployment and its replicas by worker address.
 
-    ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it.
+    ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it, but for
+    large weights. The digest is that of the artifact and the policy.
     ``breakages`` are the devices that loading it broke, by the worker's seat. It has
     ``answered`` once it was active, or was given a share of the requests.
     """
@@ -98,6 +100,19 @@ class Version:
     answered: bool = False
     replicas: dict[str, Replica] = field(default_factory=dict)
     breakages: dict[str, Breakage] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        version: str,
+        artifact: Mapping[str, Any],
+        warmup: Any,
+        policy: BatchPolicy,
+    ) -> Version:
+        """Make one of an artifact's message."""
+        digest = version_digest(artifact["digest"], asdict(policy))
+        return cls(name, version, digest, artifact, warmup, policy)
 
     def __repr__(self) -> str:
         return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"

@@ -18,6 +18,7 @@ from scheduler_plugins.deployment import WorkerFacts
 from scheduler_plugins.describing import Descriptions
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
+from scheduler_plugins.distribution import Distribution
 from scheduler_plugins.fetching import Fetching
 from scheduler_plugins.guarding import guarded
 from scheduler_plugins.health import Suspicion
@@ -103,6 +104,7 @@ class InferencePlugin(SchedulerPlugin):
         self.requests = {}
         self.routing = Routing(self.registry)
         self.unloading = Unloading(scheduler.worker_send)
+        self.distribution = Distribution(scheduler.worker_send)
         self.versions = Versions(self)
         self.loading = Loading(self)
         self.replacing = Replacing(
@@ -145,12 +147,14 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.DONE: self.done,
                 protocol.CACHED: self.cached,
                 protocol.NOT_FOUND: self.not_found,
+                **self.distribution.streams(),
             }
         )
         scheduler.handlers.update(
             self.service.handlers()
             | Descriptions(self).handlers()
             | self.versions.handlers()
+            | self.distribution.calls()
         )
         for address in self.tasks.workers():
             self.tasks.tune_stream(address, self._interval)
@@ -163,6 +167,10 @@ class InferencePlugin(SchedulerPlugin):
             name=InferenceRuntime.name,
             idempotent=True,
         )
+
+    async def close(self) -> None:
+        """Let go of files."""
+        self.distribution.close()
 
     # Requests come
 
@@ -180,6 +188,7 @@ class InferencePlugin(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget a client that has left; Dask releases its requests."""
         self.fetching.clients.discard(client)
+        self.distribution.client_left(client)
 
     # Requests change state
 
@@ -211,6 +220,7 @@ class InferencePlugin(SchedulerPlugin):
         self.dispatcher.worker_lost(worker, expected=worker in self._leaving)
         self._leaving.discard(worker)
         self.unloading.left(worker)
+        self.distribution.worker_left(worker)
         self.versions.worker_left()
         self.service.changed()
 

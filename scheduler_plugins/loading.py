@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from daskinfer import protocol
@@ -33,7 +34,6 @@ class Loading:
     def load(self, version: Version, replica: Replica) -> None:
         """Have a worker load a version."""
         deployment = self.plugin.registry.deployment(version.name)
-        policy = version.policy
         message: protocol.LoadMessage = {
             "op": protocol.LOAD,
             "name": version.name,
@@ -43,11 +43,7 @@ class Loading:
             "digest": version.digest,
             "device": deployment.device,
             "resources": dict(deployment.resources) or None,
-            "policy": {
-                "max_batch_size": policy.max_batch_size,
-                "allowed_batch_sizes": policy.allowed_batch_sizes,
-                "batch_dim": policy.batch_dim,
-            },
+            "policy": asdict(version.policy),
             "cache": None
             if deployment.cache is None
             else deployment.cache.to_message(),

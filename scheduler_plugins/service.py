@@ -99,18 +99,18 @@ class Service:
             BreakerPolicy(**breaker),
             None if cache is None else CachePolicy.from_message(cache),
         )
-        made = Version(
-            name, version, artifact["digest"], artifact, warmup, BatchPolicy(**policy)
-        )
+        made = Version.of(name, version, artifact, warmup, BatchPolicy(**policy))
         try:
             replicas = plugin.registry.add(deployment, made)
         except DeploymentExists as error:
             return {"status": "exists", "message": str(error)}
         try:
+            plugin.distribution.check(artifact)
             plugin.dispatcher.lines.open(deployment, made)
         except (TypeError, ValueError) as error:
             plugin.registry.remove(name)
             return {"status": "error", "message": str(error)}
+        plugin.distribution.hold(artifact, (name, version))
         plugin.versions.added()
         for replica in replicas:
             plugin.loading.load(made, replica)
@@ -193,6 +193,7 @@ class Service:
             waiting = plugin.dispatcher.close(name, version.version)
             plugin.lifecycle.fail_waiting(waiting, gone)
             asked += plugin.unloading.ask_all(version)
+            plugin.distribution.release(version.artifact, (name, version.version))
         plugin.dispatcher.forget(name)
         self.changed()
         return {"status": "OK", "unfreed": await self._freed(asked, timeout)}

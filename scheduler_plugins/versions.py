@@ -78,15 +78,16 @@ class Versions:
         wanted = Update(version, min_ready, waits, share, keep_previous)
         try:
             deployment = plugin.registry.deployment(name)
-            made = Version(
+            made = Version.of(
                 name,
                 version,
-                artifact["digest"],
                 artifact,
                 warmup,
                 deployment.policy if policy is None else BatchPolicy(**policy),
             )
+            plugin.distribution.check(artifact)
             rollout.begin(deployment, wanted, made)
+            plugin.distribution.hold(artifact, (name, version))
         except (InferenceError, ValueError) as error:
             return _refusal(error)
         if auto_abort is not None:
@@ -237,6 +238,7 @@ class Versions:
             if line is not None:
                 plugin.dispatcher.waiting.enqueue(request, line)
         plugin.unloading.ask_all(version)
+        plugin.distribution.release(version.artifact, (version.name, version.version))
 
     def _in_flight(self, name: str, label: str) -> bool:
         return bool(self.plugin.dispatcher.lines[name, label].in_flight)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DASK_DISTRIBUTED__SCHEDULER__VALIDATE"] = "True"
 os.environ["DASK_DISTRIBUTED__WORKER__VALIDATE"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# No test finds the weights of an earlier run.
+os.environ["DASK_DASKINFER__ARTIFACTS__DIRECTORY"] = tempfile.mkdtemp()
 
 import dask.config
 
@@ -28,6 +32,14 @@ from distributed import Nanny  # noqa: E402
 from distributed.utils_test import cleanup, loop, loop_in_thread  # noqa: E402
 
 __all__ = ["cleanup", "daskinfer", "loop", "loop_in_thread"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def artifacts_are_removed() -> Iterator[None]:
+    """Leave no weights behind."""
+    yield
+    directory = os.environ["DASK_DASKINFER__ARTIFACTS__DIRECTORY"]
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

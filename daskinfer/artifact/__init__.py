@@ -1,7 +1,15 @@
 """A model as content-addressed parts that travel once.
 
 ``model``
-    :class:`Artifact`: the parts, and how a worker makes the model of them
+    :class:`Artifact`: the parts, and their way to a worker
+``building``
+    how a worker makes the model of them
+``chunks``, ``digests``
+    the hashes by which parts are verified, and models told apart
+``store``, ``partial``
+    weights in files that the workers of a host share, and those under way
+``pacing``
+    a limit to what is sent in a second
 ``skeleton``
     any Python object without its tensors, and the storages of those tensors
 ``weights``
@@ -16,6 +24,7 @@ Nothing here imports torch before a model is made or built.
 
 from __future__ import annotations
 
-from daskinfer.artifact.model import Artifact, DamagedArtifact, is_module
+from daskinfer.artifact.building import is_module
+from daskinfer.artifact.model import Artifact, DamagedArtifact
 
 __all__ = ["Artifact", "DamagedArtifact", "is_module"]

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 EXPORT = "torch.export"
 TORCHSCRIPT = "torchscript"
+#: What :func:`torch.save` writes: reading it may run any code.
+PICKLED = "pickled"
 
 #: Accepted file names; what the file holds decides how it is loaded.
 SUFFIXES = (".pt2", ".ts", ".pt", ".pth")
 
 
-def read_file(path: str | os.PathLike[str]) -> tuple[str, memoryview]:
+def read_file(
+    path: str | os.PathLike[str], *, trusted: bool = False
+) -> tuple[str, memoryview]:
     """Read a model file.
 
     Parameters
@@ -29,11 +33,13 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, memoryview]:
     path
         A torch.export archive (``.pt2``) or a TorchScript file (``.ts``, ``.pt``,
         ``.pth``).
+    trusted
+        Whether a pickled module may be read as well.
 
     Returns
     -------
     format : str
-        :data:`EXPORT` or :data:`TORCHSCRIPT`.
+        :data:`EXPORT` or :data:`TORCHSCRIPT`; :data:`PICKLED` only if trusted.
     content : memoryview
         The whole file.
 
@@ -54,10 +60,10 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, memoryview]:
     if not path.is_file():
         raise FileNotFoundError(f"no model file at {path.absolute()}")
     content = np.fromfile(path, np.uint8).data
-    return _format(path, content), content
+    return _format(path, content, trusted), content
 
 
-def _format(path: Path, content: memoryview) -> str:
+def _format(path: Path, content: memoryview, trusted: bool) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             # Below the archive's own folder.
@@ -68,6 +74,8 @@ def _format(path: Path, content: memoryview) -> str:
         return EXPORT
     if "constants.pkl" in names:
         return TORCHSCRIPT
+    if trusted and ("data.pkl" in names or _is_legacy_pickle(content)):
+        return PICKLED
     if "data.pkl" in names:
         problem = "holds pickled data (a state dict or a module), not a program"
     else:
@@ -75,8 +83,35 @@ def _format(path: Path, content: memoryview) -> str:
     raise ValueError(
         f"{path} {problem}. Load it in Python and deploy the module, as in "
         "net.load_state_dict(torch.load(path)); deploy(client, net), or save the "
-        "module with torch.export.save"
+        "module with torch.export.save. A file of a pickled module is read with "
+        "trusted=True: that runs whatever code its maker has put into it"
     )
+
+
+def _is_legacy_pickle(content: memoryview) -> bool:
+    """Whether torch before 1.6 may have written this: it began with a number."""
+    return bytes(content[2:14]) == b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+
+
+def load_pickled(content: memoryview, label: str) -> Any:
+    """Unpickle a module, which runs whatever code the file asks for.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    import torch
+
+    file = io.BytesIO(content)
+    found = torch.load(file, map_location="cpu", weights_only=False)
+    if not isinstance(found, torch.nn.Module):
+        raise ValueError(
+            f"{label} holds a {type(found).__name__}, not a module. Load it in Python "
+            "and deploy the module, as in net.load_state_dict(torch.load(path)); "
+            "deploy(client, net)"
+        )
+    return found
 
 
 def load_export(content: memoryview, device: torch.device | None) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 from distributed.protocol.serialize import to_serialize
 
 from daskinfer.artifact import archive
+from daskinfer.artifact.building import (
+    CALLABLE,
+    FACTORY,
+    MODULE,
+    build_file,
+    build_object,
+    is_module,
+)
+from daskinfer.artifact.chunks import Chunks
+from daskinfer.artifact.digests import content_digest
 from daskinfer.artifact.pickling import take_apart_or_explain
-from daskinfer.artifact.skeleton import put_together
 from daskinfer.exceptions import InferenceError
 from daskinfer.transport import read
 
 if TYPE_CHECKING:
     import torch
 
-MODULE = "module"
-CALLABLE = "callable"
-FACTORY = "factory"
+#: Weights up to this size travel with the rest, as requests of this size do.
+INLINE_BYTES = 64 * 1024
 
 
 class DamagedArtifact(InferenceError):
@@ -58,6 +64,11 @@ class Artifact:
     digest
         SHA-256 of format, builder and weights, in hexadecimal; computed if not
         given. See the notes.
+    chunks
+        How the weights are divided; computed if no digest is given.
+    verified
+        Whether the weights were verified as they came, chunk by chunk, into memory
+        that nobody else writes to: the model is built on it, without a copy.
 
     Notes
     -----
@@ -83,11 +94,16 @@ class Artifact:
     builder: bytes
     weights: memoryview | None
     label: str
-    digest: str = field(default="")
+    digest: str = ""
+    chunks: Chunks | None = field(default=None, repr=False)
+    verified: bool = False
 
     def __post_init__(self) -> None:
         if not self.digest:
-            object.__setattr__(self, "digest", self._compute_digest())
+            if self.weights is not None:
+                object.__setattr__(self, "chunks", Chunks.of(self.weights))
+            digest = content_digest(self.format, self.builder, self.chunks)
+            object.__setattr__(self, "digest", digest)
 
     def __repr__(self) -> str:
         from dask.utils import format_bytes
@@ -198,13 +214,18 @@ class Artifact:
         return cls(FACTORY, builder, weights, factory)
 
     @classmethod
-    def from_path(cls, path: str | os.PathLike[str]) -> Artifact:
+    def from_path(
+        cls, path: str | os.PathLike[str], *, trusted: bool = False
+    ) -> Artifact:
         """Take a model file: torch.export (``.pt2``) or TorchScript (``.ts``, ``.pt``).
 
         Parameters
         ----------
         path
             The file, read here; workers need not see it.
+        trusted
+            Whether it may be a pickled module too, which is unpickled here: that runs
+            whatever code the file asks for.
 
         Raises
         ------
@@ -214,8 +235,11 @@ class Artifact:
             If it has another suffix, or holds no program (a state dict, a pickled
             module); the message says what to do instead.
         """
-        format, content = archive.read_file(path)
-        return cls(format, b"", content, os.path.basename(path))
+        label = os.path.basename(path)
+        format, content = archive.read_file(path, trusted=trusted)
+        if format == archive.PICKLED:
+            return cls.from_object(archive.load_pickled(content, label))
+        return cls(format, b"", content, label)
 
     def row_limits(self, axis: int) -> tuple[int, int] | None:
         """Fewest and most rows along an axis, where the model itself limits them."""
@@ -225,28 +249,51 @@ class Artifact:
 
     # --- on the way -----------------------------------------------------------------
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether the message holds the weights too, which are small or none."""
+        return self.weights is None or self.weights.nbytes <= INLINE_BYTES
+
     def to_message(self) -> dict[str, Any]:
-        """Return the artifact as a message that Dask sends without copying weights."""
-        weights = None if self.weights is None else to_serialize(self.weights)
+        """Return the manifest, with what Dask sends without looking at it.
+
+        That is the artifact without its weights, unless these are small, but with the
+        hashes of their chunks.
+        """
+        inline = self.is_inline and self.weights is not None
         return {
             "format": self.format,
             "builder": to_serialize(self.builder),
-            "weights": weights,
+            "chunks": None if self.chunks is None else self.chunks.to_message(),
+            "weights": to_serialize(self.weights) if inline else None,
             "label": self.label,
             "digest": self.digest,
             "nbytes": self.nbytes,
         }
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Artifact:
-        """Make an artifact of a message as it arrived, or as it was made."""
-        weights = read(message["weights"])
+    def from_message(
+        cls, message: Mapping[str, Any], weights: memoryview | None = None
+    ) -> Artifact:
+        """Make an artifact of a message as it arrived, or as it was made.
+
+        Parameters
+        ----------
+        message
+            What :meth:`to_message` returned.
+        weights
+            Those that the message does not hold, each chunk of them verified, in
+            memory that can be written to.
+        """
+        chunks, inline = message["chunks"], read(message["weights"])
         return cls(
             format=message["format"],
             builder=bytes(read(message["builder"])),
-            weights=None if weights is None else memoryview(weights).cast("B"),
+            weights=weights if inline is None else memoryview(inline).cast("B"),
             label=message["label"],
             digest=message["digest"],
+            chunks=None if chunks is None else Chunks.from_message(chunks),
+            verified=weights is not None,
         )
 
     # --- on the worker ----------------------------------------------------------------
@@ -265,7 +312,8 @@ class Artifact:
         callable
             A module is in evaluation mode, on the device. Any other callable is
             left alone: what modules it holds, and where they are, is its own affair.
-            On the CPU it owns its memory, so the artifact can be dropped.
+            On the CPU it owns its memory, or that of a verified artifact, which can
+            be dropped.
 
         Raises
         ------
@@ -278,86 +326,33 @@ class Artifact:
         Exception
             Whatever building raises, such as ImportError.
         """
-        found = self._compute_digest()
+        self._verify()
+        if self.format in (archive.EXPORT, archive.TORCHSCRIPT):
+            content = memoryview(b"") if self.weights is None else self.weights
+            return build_file(self.format, content, device)
+        # A module that moves to a device is copied by that.
+        moves = device is not None and not str(device).startswith("cpu")
+        copied = self.format == MODULE and moves
+        return build_object(
+            self.format,
+            self.builder,
+            self.weights,
+            device,
+            self.label,
+            own_memory=not (self.verified or copied),
+        )
+
+    def _verify(self) -> None:
+        chunks = self.chunks
+        if not self.verified:
+            chunks = None if self.weights is None else Chunks.of(self.weights)
+        found = content_digest(self.format, self.builder, chunks)
         if found != self.digest:
             raise DamagedArtifact(
                 f"{self.label} arrived damaged: its digest is {found[:12]}, not "
                 f"{self.digest[:12]}; deploy it again",
                 found,
             )
-        if self.format in (archive.EXPORT, archive.TORCHSCRIPT):
-            return self._build_file(device)
-        model = self._build_object(device)
-        return model if device is None else _place(model, device, self.label)
-
-    def _build_file(self, device: torch.device | str | None) -> Callable[..., Any]:
-        import torch
-
-        load = {
-            archive.EXPORT: archive.load_export,
-            archive.TORCHSCRIPT: archive.load_torchscript,
-        }[self.format]
-        content = memoryview(b"") if self.weights is None else self.weights
-        module = load(content, None if device is None else torch.device(device))
-        return module  # type: ignore[no-any-return]
-
-    def _build_object(self, device: torch.device | str | None) -> Callable[..., Any]:
-        # A module that moves to a device is copied by that.
-        moves = device is not None and not str(device).startswith("cpu")
-        own_memory = self.format != MODULE or not moves
-        made = put_together(self.builder, self.weights, own_memory=own_memory)
-        if self.format != FACTORY:
-            model = made
-        else:
-            factory, kwargs = made
-            model = _find(factory)(**kwargs)
-            if not callable(model):
-                raise TypeError(
-                    f"factory {factory} returned a {type(model).__name__}, which "
-                    "cannot be called; it must return a module or a callable"
-                )
-        return model.eval() if is_module(model) else model  # type: ignore[no-any-return]
-
-    def _compute_digest(self) -> str:
-        digest = hashlib.sha256()
-        for part in (self.format.encode(), self.builder, self.weights or b""):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return digest.hexdigest()
-
-
-def is_module(model: object) -> bool:
-    """Whether a model is a :class:`torch.nn.Module`: it takes tensors, not arrays."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def _place(model: Any, device: torch.device | str, label: str) -> Callable[..., Any]:
-    import torch
-
-    if not is_module(model):
-        return model  # type: ignore[no-any-return]
-    device = torch.device(device)
-    quantised = [
-        name or type(part).__name__
-        for name, part in model.named_modules()
-        if type(part).__module__.startswith("torch.ao.nn.quantized")
-        and not name.endswith("_packed_params")
-    ]
-    if quantised and device.type != "cpu":
-        raise ValueError(
-            f"{label} holds quantised layers ({', '.join(quantised[:3])}), which run "
-            f"on the CPU only, not on {device}; deploy it with device='cpu'"
-        )
-    return model.to(device)  # type: ignore[no-any-return]
-
-
-def _find(factory: str) -> Callable[..., Any]:
-    module, _, name = factory.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
 
 
 def _label(model: Any) -> str:

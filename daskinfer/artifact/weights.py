@@ -60,7 +60,7 @@ def write_blob(
     text = text.ljust(_padded(len(text) + _LENGTH_BYTES) - _LENGTH_BYTES)
 
     base = _LENGTH_BYTES + len(text)
-    blob = _aligned_zeros(base + end).data
+    blob = aligned_zeros(base + end).data
     blob[:_LENGTH_BYTES] = len(text).to_bytes(_LENGTH_BYTES, "little")
     blob[_LENGTH_BYTES:base] = text
     position = base
@@ -111,7 +111,7 @@ def aligned(memory: memoryview, *, copy: bool = False) -> memoryview:
     array = np.asarray(memory, np.uint8)
     if array.flags.writeable and not array.ctypes.data % ALIGNMENT and not copy:
         return memory
-    fresh = _aligned_zeros(memory.nbytes)
+    fresh = aligned_zeros(memory.nbytes)
     fresh[:] = array
     return fresh.data
 
@@ -120,7 +120,8 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _aligned_zeros(size: int) -> np.ndarray:
+def aligned_zeros(size: int) -> np.ndarray:
+    """So many bytes that can be written to, aligned."""
     room = np.zeros(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + size]

@@ -92,7 +92,8 @@ class Files:
         if not os.access(self.directory, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"{self.directory} is not writable")
 
-    def _path(self, stem: str) -> str:
+    def path(self, stem: str) -> str:
+        """Where a file is, or would be."""
         return os.path.join(self.directory, f"{stem}.v{self.version}")
 
     def read(self, stem: str) -> bytes | None:
@@ -104,7 +105,7 @@ class Files:
             It is there and cannot be read.
         """
         try:
-            with open(self._path(stem), "rb", 0, opener=_open_itself) as file:
+            with open(self.path(stem), "rb", 0, opener=_open_itself) as file:
                 return file.readall()
         except FileNotFoundError:
             return None
@@ -147,7 +148,7 @@ class Files:
         parts: Sequence[bytes | memoryview],
         times: tuple[float, float],
     ) -> None:
-        path = self._path(stem)
+        path = self.path(stem)
         temporary = f"{path}.{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o600)
@@ -169,7 +170,7 @@ class Files:
     def touch(self, stem: str, *, created: float, used: float) -> bool:
         """Note that a file was used; whether it is there."""
         try:
-            os.utime(self._path(stem), (used, created), follow_symlinks=False)
+            os.utime(self.path(stem), (used, created), follow_symlinks=False)
         except OSError:
             return False
         return True

@@ -19,10 +19,12 @@ from daskinfer.device import RESOURCE_NAMES
 from daskinfer.failure import contain, describe, dump_failure
 from daskinfer.worker.execution import Call
 from daskinfer.worker.inputs import frames
+from daskinfer.worker.weights import Weights
 
 if TYPE_CHECKING:
     from distributed import Future, Worker
 
+    from daskinfer.artifact.store import Held
     from daskinfer.device import DeviceReport
     from daskinfer.worker.caching import Caches
     from daskinfer.worker.device_queue import DeviceQueue
@@ -67,6 +69,7 @@ class Loader:
         self._caches = caches
         self._worker = worker
         self._device = device
+        self._weights = Weights(worker)
         self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._awaited: list[threading.Event] = []
         self._is_closing = False
@@ -166,6 +169,7 @@ class Loader:
         for loading in self._loading.values():
             loading.cancel()
         self._thread.shutdown(wait=False)
+        self._weights.close()
         self.models.clear()
 
     def _ended(self, which: tuple[str, str], task: asyncio.Task[None]) -> None:
@@ -195,7 +199,11 @@ class Loader:
             )
             if parts is None:
                 return  # undeployed meanwhile
-            model = await self._in_thread(self._build, message, parts["artifact"])
+            artifact = parts["artifact"]
+            held = await self._weights_of(artifact)
+            model = await self._in_thread(self._build, message, artifact, held)
+            # The device may have its own copy.
+            del held
             # Other models here may call it from now on.
             self.models[name, version] = model
             self._tell()
@@ -228,24 +236,39 @@ class Loader:
         for changed in self._awaited:
             changed.set()
 
+    async def _weights_of(self, artifact: dict[str, Any]) -> Held | None:
+        """The weights that do not come with the rest of an artifact."""
+        from daskinfer.artifact.chunks import Chunks
+
+        if artifact["chunks"] is None or artifact["weights"] is not None:
+            return None
+        return await self._weights.get(Chunks.from_message(artifact["chunks"]))
+
     def _build(
-        self, message: dict[str, Any], artifact: dict[str, Any]
+        self, message: dict[str, Any], artifact: dict[str, Any], held: Held | None
     ) -> ResidentModel:
-        from daskinfer.artifact import Artifact
+        from daskinfer.artifact import Artifact, DamagedArtifact
         from daskinfer.device import open_device
         from daskinfer.worker.models import ResidentModel
 
         device = open_device(message["device"])
         needed = message["resources"] or {RESOURCE_NAMES.get(device.kind, ""): 1.0}
         with self._device.breaking(device):
-            return ResidentModel.load(
+            model = ResidentModel.load(
                 message["name"],
                 message["version"],
-                Artifact.from_message(artifact),
+                Artifact.from_message(artifact, None if held is None else held.memory),
                 device,
                 self._device.account.declared(needed),
                 message["policy"],
             )
+        if held is not None and not held.is_unchanged():
+            raise DamagedArtifact(
+                f"the file with the weights of {artifact['label']} was changed while "
+                "it was loaded",
+                "unknown",
+            )
+        return model
 
     async def _warm(
         self, model: ResidentModel, example: Call

@@ -69,6 +69,7 @@ class ResidentModel:
     ) -> ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
+        from daskinfer.artifact.digests import version_digest
         from daskinfer.device.accelerator import AcceleratorDevice
 
         with device.active():
@@ -80,7 +81,7 @@ class ResidentModel:
             function,
             device,
             is_module(function),
-            artifact.digest,
+            version_digest(artifact.digest, policy),
             resources,
             policy["max_batch_size"],
             policy["batch_dim"],

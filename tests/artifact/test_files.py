@@ -106,3 +106,25 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").touch()
     with pytest.raises(ValueError, match="neither"):
         Artifact.from_path(tmp_path / "empty.pt")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_pickled_module_is_read_if_it_is_trusted(
+    net: nn.Module, tmp_path: Path, legacy: bool
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(net, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(ValueError, match=r"trusted=True"):
+        Artifact.from_path(path)
+    artifact = Artifact.from_path(path, trusted=True)
+    assert artifact.format == "module"
+    assert torch.equal(artifact.build("cpu")(X), net(X))
+
+
+def test_of_trusted_pickles_only_modules_are_models(
+    net: nn.Module, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(net.state_dict(), path)
+    with pytest.raises(ValueError, match=r"holds a OrderedDict.*load_state_dict"):
+        Artifact.from_path(path, trusted=True)
