@@ -344,8 +344,9 @@ class Artifact:
 
     def _verify(self) -> None:
         chunks = self.chunks
-        if not self.verified:
-            chunks = None if self.weights is None else Chunks.of(self.weights)
+        if not self.verified and self.weights is not None:
+            size = None if chunks is None else chunks.chunk_size
+            chunks = Chunks.of(self.weights, size)
         found = content_digest(self.format, self.builder, chunks)
         if found != self.digest:
             raise DamagedArtifact(

@@ -17,8 +17,8 @@ class Pace:
     Examples
     --------
     >>> pace = Pace(100.0)
-    >>> pace.delay(50, now=10.0), pace.delay(50, now=10.0), pace.delay(1, now=20.0)
-    (0.5, 1.0, 0.01)
+    >>> pace.delay(50, now=10.0), pace.delay(50, now=10.0), pace.delay(50, now=20.0)
+    (0.5, 1.0, 0.5)
     """
 
     rate: float | None
