@@ -175,8 +175,10 @@ class Store:
 
     # Weights on their way
 
-    def begin(self, chunks: Chunks, *, alone: bool = False) -> FilePartial:
+    def begin(self, chunks: Chunks, *, alone: bool = False) -> FilePartial | None:
         """Begin to write weights, or go on where another process has died.
+
+        Returns None if another process is at it.
 
         Parameters
         ----------
@@ -187,8 +189,6 @@ class Store:
 
         Raises
         ------
-        BlockingIOError
-            If another process is at it.
         OSError
             If there is no room, or the directory cannot be written.
         """
@@ -197,12 +197,18 @@ class Store:
             path = f"{self._files.path(chunks.key)}.{secrets.token_hex(8)}.tmp"
         self.trim(chunks.size)
         try:
-            return FilePartial(chunks, path, self._publish)
+            return self._begin(chunks, path)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         self.trim(self._budget)
-        return FilePartial(chunks, path, self._publish)
+        return self._begin(chunks, path)
+
+    def _begin(self, chunks: Chunks, path: str) -> FilePartial | None:
+        try:
+            return FilePartial(chunks, path, self._publish)
+        except BlockingIOError:
+            return None
 
     def last_written(self, chunks: Chunks) -> float | None:
         """When another process last wrote to weights that it has begun."""

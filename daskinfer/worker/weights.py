@@ -99,15 +99,15 @@ class Weights:
             if held is not None:
                 self._tell_has(chunks)
                 return held
-            try:
-                alone = waited.is_over(store.last_written(chunks), monotonic())
-                gathered = await self._begin(store, chunks, alone)
-            except BlockingIOError:
-                await asyncio.sleep(_POLL)
-            else:
+            alone = waited.is_over(store.last_written(chunks), monotonic())
+            gathered = await self._begin(store, chunks, alone)
+            if gathered is not None:
                 return await self._download(store, gathered)
+            await asyncio.sleep(_POLL)
 
-    async def _begin(self, store: Store, chunks: Chunks, alone: bool) -> FilePartial:
+    async def _begin(
+        self, store: Store, chunks: Chunks, alone: bool
+    ) -> FilePartial | None:
         begin = partial(store.begin, chunks, alone=alone)
         opening = asyncio.get_running_loop().run_in_executor(self._thread, begin)
         try:
@@ -252,6 +252,8 @@ def _in_memory(gathered: FilePartial) -> MemoryPartial:
     return other
 
 
-def _abandon(opening: asyncio.Future[FilePartial]) -> None:
+def _abandon(opening: asyncio.Future[FilePartial | None]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().abandon()
+        gathered = opening.result()
+        if gathered is not None:
+            gathered.abandon()

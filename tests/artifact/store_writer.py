@@ -29,6 +29,7 @@ def write(directory: str, number: int, said: Connection) -> None:
     while True:
         weights, chunks = weights_of(number), chunks_of(number)
         partial = store.begin(chunks)
+        assert partial is not None
         said.send(("begun", number, sorted(partial.whole)))
         missing = list(set(range(len(chunks))) - partial.whole)
         random.shuffle(missing)

@@ -30,8 +30,14 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store", 2**30)
 
 
+def begin(store: Store, number: int, *, alone: bool = False) -> FilePartial:
+    partial = store.begin(chunks_of(number), alone=alone)
+    assert partial is not None
+    return partial
+
+
 def put(store: Store, number: int) -> Held:
-    partial = store.begin(chunks_of(number))
+    partial = begin(store, number)
     fill(partial, number)
     return store.finish(partial)
 
@@ -128,7 +134,7 @@ def test_a_held_file_tells_whether_it_was_changed(store: Store) -> None:
 
 
 def test_damaged_chunks_are_not_taken(store: Store) -> None:
-    for partial in (store.begin(chunks_of(0)), MemoryPartial(chunks_of(0))):
+    for partial in (begin(store, 0), MemoryPartial(chunks_of(0))):
         assert not partial.write(1, weights_of(0)[:CHUNK])
         assert not partial.write(1, weights_of(0)[CHUNK : 2 * CHUNK - 1])
         assert partial.whole == set()
@@ -136,7 +142,7 @@ def test_damaged_chunks_are_not_taken(store: Store) -> None:
 
 
 def test_what_the_disk_garbled_is_not_published(store: Store) -> None:
-    partial = store.begin(chunks_of(0))
+    partial = begin(store, 0)
     fill(partial, 0)
     os.pwrite(partial.descriptor, b"?", 5)
     with pytest.raises(OSError, match="does not hold what was written"):
@@ -186,9 +192,8 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_one_writes_and_the_other_is_told(store: Store) -> None:
     other = Store(store.directory, 2**30)
-    partial = store.begin(chunks_of(0))
-    with pytest.raises(BlockingIOError):
-        other.begin(chunks_of(0))
+    partial = begin(store, 0)
+    assert other.begin(chunks_of(0)) is None
     put(other, 1)  # other weights are another matter
     before = other.last_written(chunks_of(0))
     assert before is not None
@@ -197,7 +202,7 @@ def test_one_writes_and_the_other_is_told(store: Store) -> None:
     assert after is not None and after >= before
     partial.abandon()
     # The other one goes on where this one has stopped.
-    partial = other.begin(chunks_of(0))
+    partial = begin(other, 0)
     assert partial.whole == set(range(5))
     fill(partial, 0)
     other.finish(partial)
@@ -207,8 +212,8 @@ def test_one_writes_and_the_other_is_told(store: Store) -> None:
 
 def test_one_that_does_not_wait_writes_its_own(store: Store) -> None:
     other = Store(store.directory, 2**30)
-    partial = store.begin(chunks_of(0))
-    alone = other.begin(chunks_of(0), alone=True)
+    partial = begin(store, 0)
+    alone = begin(other, 0, alone=True)
     fill(alone, 0)
     held = other.finish(alone)
     fill(partial, 0)
@@ -221,7 +226,7 @@ def test_one_that_does_not_wait_writes_its_own(store: Store) -> None:
 def test_leftovers_are_looked_through(store: Store) -> None:
     path = store.directory / f"{chunks_of(0).key}.v1.part"
     path.write_bytes(bytes(weights_of(0)[: CHUNK + 7]) + b"?" * SIZE)
-    partial = store.begin(chunks_of(0))
+    partial = begin(store, 0)
     assert partial.whole == {0}
     fill(partial, 0)
     assert bytes(store.finish(partial).memory) == weights_of(0)
@@ -233,9 +238,8 @@ def test_many_threads_get_the_same(store: Store) -> None:
     def work() -> None:
         mine = Store(store.directory, 2**30)
         while (held := mine.open(chunks_of(0))) is None:
-            try:
-                partial = mine.begin(chunks_of(0))
-            except BlockingIOError:
+            partial = mine.begin(chunks_of(0))
+            if partial is None:
                 time.sleep(0.001)
                 continue
             fill(partial, 0)
@@ -269,7 +273,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 def test_what_is_in_use_stays(tmp_path: Path) -> None:
     store = Store(tmp_path, SIZE)
     held = put(store, 0)
-    partial = store.begin(chunks_of(1))
+    partial = begin(store, 1)
     store.trim()
     assert get(store, 0) is not None
     fill(partial, 1)
@@ -284,7 +288,7 @@ def test_what_is_in_use_stays(tmp_path: Path) -> None:
 
 def test_leftovers_count_and_go(tmp_path: Path) -> None:
     store = Store(tmp_path, 2 * SIZE)
-    store.begin(chunks_of(0)).abandon()
+    begin(store, 0).abandon()
     for leftover in (tmp_path / f"{'a' * 64}.v0", tmp_path / f"{'b' * 64}.v7"):
         leftover.write_bytes(b"x" * SIZE)
         os.utime(leftover, (1, 1))
@@ -376,7 +380,7 @@ def test_killed_at_any_moment_the_next_one_goes_on(
         # Saying so may have been cut off.
         if get(store, number) is not None:
             number, written = number + 1, set()
-        partial = store.begin(chunks_of(number))
+        partial = begin(store, number)
         assert written <= partial.whole
         resumed += bool(partial.whole)
         written = partial.whole
