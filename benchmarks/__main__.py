@@ -1,7 +1,8 @@
 """Run the benchmarks and compare with what is promised.
 
     python -m benchmarks [throughput predict batch_size queue_depth slow_workers faults
-                          overload cache zipf switching] [--smoke] [--json FILE]
+                          overload cache zipf switching artifacts] [--smoke]
+                         [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
 is missed.
@@ -36,6 +37,7 @@ NAMES = (
     "cache",
     "zipf",
     "switching",
+    "artifacts",
 )
 
 

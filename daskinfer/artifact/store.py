@@ -178,14 +178,17 @@ class Store:
     def begin(self, chunks: Chunks, *, alone: bool = False) -> FilePartial | None:
         """Begin to write weights, or go on where another process has died.
 
-        Returns None if another process is at it.
-
         Parameters
         ----------
         chunks
             What is to come.
         alone
             Whether to write a file of one's own, whoever else writes the same.
+
+        Returns
+        -------
+        FilePartial or None
+            None if another process is at it.
 
         Raises
         ------

@@ -13,6 +13,7 @@ from torch import nn
 
 from daskinfer.artifact import Artifact, DamagedArtifact
 from daskinfer.artifact.chunks import Chunks
+from daskinfer.artifact.weights import aligned_zeros
 from tests.artifact.models import Tied, build_linear
 
 
@@ -56,7 +57,8 @@ def test_large_weights_travel_apart() -> None:
     assert len(b"".join(dumps(artifact.to_message()))) < 4096
     chunks = Chunks.from_message(message["chunks"])
     assert chunks == artifact.chunks
-    weights = memoryview(bytearray(artifact.weights or b""))
+    weights = aligned_zeros(chunks.size).data
+    weights[:] = artifact.weights or b""
     assert chunks.is_all_whole(weights)
     again = Artifact.from_message(message, weights)
     assert again == artifact
