@@ -29,12 +29,11 @@ def large(seed: int = 0) -> torch.nn.Module:
     return torch.nn.Sequential(*(linear(1024, 1024, seed + i) for i in range(8))).eval()
 
 
-def nanny(scheduler: Any, folder: Path, **settings: str) -> Nanny:
-    """A worker process with a directory, and other settings, of its own."""
-    env = {"DASK_DASKINFER__ARTIFACTS__DIRECTORY": str(folder)}
-    for name, value in settings.items():
-        env[f"DASK_DASKINFER__ARTIFACTS__{name.upper()}"] = value
-    return Nanny(scheduler.address, nthreads=1, env=env)
+def nanny(scheduler: Any, folder: Path, bandwidth: str | None = None) -> Nanny:
+    """A worker process with a directory of its own, that sends at its own speed."""
+    settings = {"directory": str(folder), "send-bandwidth": bandwidth}
+    config = {"daskinfer": {"artifacts": settings}}
+    return Nanny(scheduler.address, nthreads=1, config=config)
 
 
 def ready(scheduler: Any) -> set[str]:
@@ -79,7 +78,7 @@ async def test_a_process_that_dies_while_it_sends(
 ) -> None:
     """Another source has the rest."""
     net = large()
-    async with nanny(s, tmp_path / "a", send_bandwidth="1 MB") as a:
+    async with nanny(s, tmp_path / "a", bandwidth="1 MB") as a:
         model = await daskinfer.deploy(c, net, name="m")
         first = a.worker_address
         async with nanny(s, tmp_path / "b") as b:
