@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import torch
-from distributed import Client, get_worker
+from distributed import Client
 
 import daskinfer
 from benchmarks.measure import cluster, wait_for
@@ -71,7 +71,7 @@ def _fetching(layers: int) -> list[Ratio]:
     seconds, sent, net = {}, {}, Layers(layers)
     for workers in (1, WORKERS):
         with TemporaryDirectory() as folder, cluster(workers) as client:
-            client.run(_throttle, folder)
+            client.run(_separate, folder)
             client.run_on_scheduler(_throttle)
             client.sync(install, client)
             daskinfer.deploy(client, net, name="net")
@@ -152,12 +152,14 @@ def _directory() -> Iterator[None]:
                 os.environ[name] = before
 
 
-def _throttle(folder: str | None = None) -> None:
-    settings: dict[str, Any] = {"daskinfer.artifacts.send-bandwidth": BANDWIDTH}
-    if folder is not None:
-        name = get_worker().address.rpartition(":")[2]
-        settings["daskinfer.artifacts.directory"] = str(Path(folder, name))
-    dask.config.set(settings)
+def _separate(folder: str, dask_worker: Any) -> None:
+    name = dask_worker.address.rpartition(":")[2]
+    dask.config.set({"daskinfer.artifacts.directory": str(Path(folder, name))})
+    _throttle()
+
+
+def _throttle() -> None:
+    dask.config.set({"daskinfer.artifacts.send-bandwidth": BANDWIDTH})
 
 
 def _ask_all(client: Client, model: daskinfer.Model) -> None:
