@@ -170,8 +170,9 @@ class FilePartial:
         if not self.chunks.is_all_whole(memory):
             os.unlink(self.path)
             raise OSError(errno.EIO, "it does not hold what was written", self.path)
-        self._publish(self)
+        # From here on others may read it, but none may write to it or remove it.
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        self._publish(self)
         return memory
 
     def abandon(self) -> None:

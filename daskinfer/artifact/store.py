@@ -128,12 +128,13 @@ class Store:
         except FileNotFoundError:
             return None
         try:
-            # Held for as long as the file is mapped. Others have it for moments only.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # Held for as long as the file is mapped.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if not is_at(descriptor, path):
                 return None
             return self._verify(descriptor, path, chunks)
+        except BlockingIOError:
+            return None  # it is just being removed
         finally:
             os.close(descriptor)
 

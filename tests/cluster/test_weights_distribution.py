@@ -206,6 +206,39 @@ async def test_versions_let_go_of_their_weights(
     await answers(model, large(2), a, b)
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_update_that_fails_lets_go_of_its_weights(
+    c: Any, s: Any, a: Any, b: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = large()
+    model = await daskinfer.deploy(c, net, name="m")
+    entries = set(engine(s).distribution.entries)
+    build = Artifact.build
+
+    def fails(self: Artifact, device: Any = None) -> Any:
+        raise ArithmeticError("it cannot be built")
+
+    monkeypatch.setattr(Artifact, "build", fails)
+    with pytest.raises(daskinfer.UpdateFailed):
+        await model.update(large(2), version="2")
+    assert set(engine(s).distribution.entries) == entries
+    with pytest.raises(daskinfer.VersionExists):
+        await model.update(large(2), version="1")
+    assert set(engine(s).distribution.entries) == entries
+    monkeypatch.setattr(Artifact, "build", build)
+    await model.update(large(2), version="2")
+    await answers(model, large(2), a, b)
+
+
+def test_threads_of_one_process(folder: Path) -> None:
+    """Where messages are not even put into bytes."""
+    with Client(processes=False, n_workers=2, dashboard_address=":0") as client:
+        net = large()
+        model = daskinfer.deploy(client, net, name="m")
+        torch.testing.assert_close(model.submit(X).result(), net(X))
+    assert len(files(folder)) == 1
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_the_digest_covers_the_policy(c: Any, s: Any, a: Any) -> None:
     net = linear()
