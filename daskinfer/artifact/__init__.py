@@ -2,8 +2,8 @@
 
 ``model``
     :class:`Artifact`: the parts, and their way to a worker
-``building``
-    how a worker makes the model of them
+``making``, ``building``
+    how a client takes models apart, and how a worker makes them again
 ``chunks``, ``digests``
     the hashes by which parts are verified, and models told apart
 ``store``, ``partial``
