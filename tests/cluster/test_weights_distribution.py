@@ -322,6 +322,47 @@ def timeout_of_chunks(timeout: str) -> Iterator[None]:
         yield
 
 
+@gen_cluster(client=True, nthreads=TWO, config={"daskinfer.artifacts.timeout": "200ms"})
+async def test_a_worker_that_stands_still_in_the_middle(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """Nobody waits for what it should have by now; later it goes on."""
+    await separate(c, [a, b], tmp_path)
+    held_back: list[dict[str, Any]] = []
+    take = a.stream_handlers[protocol.TAKE]
+    a.stream_handlers[protocol.TAKE] = lambda **message: held_back.append(message)
+    net = large()
+    model = await daskinfer.deploy(c, net, name="m", wait=False)
+    registry = engine(s).registry
+    await until(
+        lambda: [r.address for r in registry.version("m").ready()] == [b.address]
+    )
+    assert held_back
+    await answers(model, net, b)
+    a.stream_handlers[protocol.TAKE] = take
+    for message in held_back:
+        take(**message)
+    await until(lambda: len(registry.version("m").ready()) == 2)
+    await answers(model, net, a)
+
+
+@gen_cluster(client=True, nthreads=TWO, config={"daskinfer.artifacts.timeout": "200ms"})
+async def test_a_process_of_the_host_that_begins_and_stands_still(
+    c: Any, s: Any, a: Any, b: Any, folder: Path
+) -> None:
+    """The others do not wait for it for ever."""
+    net = large()
+    found = Artifact.from_object(net).chunks
+    assert found is not None
+    standing = Store(folder, 2**30).begin(found)
+    assert standing is not None
+    model = await daskinfer.deploy(c, net, name="m")
+    await answers(model, net, a, b)
+    names = [file.name for file in files(folder)]
+    assert names == [f"{found.key}.v1", f"{found.key}.v1.part"]
+    standing.abandon()
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_scheduler_that_cannot_send(
     c: Any, s: Any, a: Any, tmp_path: Path
@@ -519,6 +560,32 @@ async def test_weights_that_arrive_damaged(c: Any, s: Any, a: Any) -> None:
     with pytest.raises(daskinfer.DeploymentFailed, match=r"chunk 3.*damaged"):
         await daskinfer.deploy(c, large(), name="m")
     assert not engine(s).distribution.entries
+
+
+# Whatever it is
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.export's own
+@pytest.mark.parametrize("kind", ["script", "export", "pickled"])
+@gen_cluster(client=True, nthreads=TWO)
+async def test_files_of_models(
+    c: Any, s: Any, a: Any, b: Any, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    net, path = large(), tmp_path / "net.pt"
+    if kind == "script":
+        torch.jit.script(net).save(path)
+    elif kind == "export":
+        torch.export.save(torch.export.export(net, (X,)), path.with_suffix(".pt2"))
+        path = path.with_suffix(".pt2")
+    else:
+        torch.save(net, path)
+        with pytest.raises(ValueError, match="trusted=True"):
+            daskinfer.deploy(c, path=str(path))
+    trusted = kind == "pickled"
+    model = await daskinfer.deploy(c, path=str(path), trusted=trusted)
+    await answers(model, net, a, b)
+    assert len(files(folder)) == 1
 
 
 @gen_cluster(client=True, nthreads=TWO)
