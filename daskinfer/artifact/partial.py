@@ -120,11 +120,15 @@ class FilePartial:
         if not is_at(self.descriptor, self.path):
             # Somebody has completed, or removed, what was opened.
             raise BlockingIOError(errno.EAGAIN, "it has just been moved", self.path)
-        if os.fstat(self.descriptor).st_size > self.chunks.size:
-            os.ftruncate(self.descriptor, self.chunks.size)
+        size = min(os.fstat(self.descriptor).st_size, self.chunks.size)
+        os.ftruncate(self.descriptor, size)
         self._look_through()
         # Better to know now that there is no room than when all but the last came.
-        os.posix_fallocate(self.descriptor, 0, self.chunks.size)
+        try:
+            os.posix_fallocate(self.descriptor, 0, self.chunks.size)
+        except OSError:
+            os.ftruncate(self.descriptor, size)  # or it would take what room there is
+            raise
 
     def _look_through(self) -> None:
         for index in range(len(self.chunks)):

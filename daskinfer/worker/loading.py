@@ -199,11 +199,7 @@ class Loader:
             )
             if parts is None:
                 return  # undeployed meanwhile
-            artifact = parts["artifact"]
-            held = await self._weights_of(artifact)
-            model = await self._in_thread(self._build, message, artifact, held)
-            # The device may have its own copy.
-            del held
+            model = await self._make(message, parts["artifact"])
             # Other models here may call it from now on.
             self.models[name, version] = model
             self._tell()
@@ -220,9 +216,9 @@ class Loader:
             self.models.pop((name, version), None)
             report["failure"] = dump_failure(error)
             report["digest"] = _digest_of(error)
+            # Its frames hold weights, and the report holds it.
+            traceback.clear_frames(error.__traceback__)
             if error is self._device.broken:
-                # It is kept for as long as the worker is; its frames hold tensors.
-                traceback.clear_frames(error.__traceback__)
                 report["broken"] = describe(error)
         report["seconds"] = monotonic() - started
         self._worker.batched_send(report)
@@ -236,13 +232,17 @@ class Loader:
         for changed in self._awaited:
             changed.set()
 
-    async def _weights_of(self, artifact: dict[str, Any]) -> Held | None:
-        """The weights that do not come with the rest of an artifact."""
+    async def _make(
+        self, message: dict[str, Any], artifact: dict[str, Any]
+    ) -> ResidentModel:
         from daskinfer.artifact.chunks import Chunks
 
-        if artifact["chunks"] is None or artifact["weights"] is not None:
-            return None
-        return await self._weights.get(Chunks.from_message(artifact["chunks"]))
+        held = None
+        if artifact["chunks"] is not None and artifact["weights"] is None:
+            # They do not come with the rest.
+            held = await self._weights.get(Chunks.from_message(artifact["chunks"]))
+        model = await self._in_thread(self._build, message, artifact, held)
+        return model  # type: ignore[no-any-return]
 
     def _build(
         self, message: dict[str, Any], artifact: dict[str, Any], held: Held | None

@@ -316,13 +316,15 @@ def test_a_full_disk_takes_what_is_not_in_use(
     put(store, 2)
     assert held.memory == weights_of(1)
     assert sorted(names(store)) == sorted(file_of(store, n).name for n in (1, 2))
-    (store.directory / file_of(store, 0).name).touch()
-    monkeypatch.setattr(os, "posix_fallocate", _is_full)
+    monkeypatch.setattr(os, "posix_fallocate", _fills_the_disk)
     with pytest.raises(OSError, match="No space left"):
         store.begin(chunks_of(3))
+    assert (store.directory / f"{chunks_of(3).key}.v1.part").stat().st_blocks == 0
+    assert held.memory == weights_of(1)
 
 
-def _is_full(descriptor: int, start: int, nbytes: int) -> None:
+def _fills_the_disk(descriptor: int, start: int, nbytes: int) -> None:
+    os.pwrite(descriptor, bytes(nbytes // 2), start)
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
