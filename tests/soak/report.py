@@ -44,8 +44,15 @@ class Report:
 
     @property
     def growth(self) -> dict[str, float]:
-        """Memory after the last tenth, against that after the first."""
-        return {who: sizes[-1] / sizes[0] for who, sizes in self.memory.items()}
+        """Memory after the last three tenths, against that after the first three.
+
+        A single measurement is up to a tenth off: memory is given back when it pleases
+        the allocator.
+        """
+        return {
+            who: statistics.mean(sizes[-3:]) / statistics.mean(sizes[:3])
+            for who, sizes in self.memory.items()
+        }
 
     @property
     def throughput(self) -> float:
@@ -63,8 +70,8 @@ class Report:
         for who, sizes in self.memory.items():
             told = " ".join(f"{size / 2**20:.0f}" for size in sizes)
             lines.append(
-                f"memory of {who} after each tenth, MiB: {told}; last against first "
-                f"{self.growth[who]:.3f}"
+                f"memory of {who} after each tenth, MiB: {told}; the last three "
+                f"against the first {self.growth[who]:.3f}"
             )
         lines.append(
             f"throughput after against before: {self.throughput:.2f} "
