@@ -117,8 +117,8 @@ class Workers:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _is_fit(self, nanny: Nanny, kind: Kind) -> bool:
-        if nanny.worker_address not in self._scheduler.workers:
-            return False  # on its way up
+        if nanny.pid is None or nanny.worker_address not in self._scheduler.workers:
+            return False  # on its way up, or down
         if _pid(nanny) in self._frozen:
             return False
         return kind is not Kind.KILL or not self._looks_guilty(nanny.worker_address)
