@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import sys
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -76,12 +77,18 @@ async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
         patience = plan.seconds + 2 * PATIENCE
         begun = monotonic()
         *clients, deserter = clients
-        *reports, _, _, _ = await asyncio.gather(
-            *(_line(client, patience) for client in clients),
+        happening = asyncio.gather(
             workers.play(plan),
             updates.play(scheduler.address, plan),
             _desert(deserter, plan.deserted),
+            return_exceptions=True,
         )
+        lines = (_line(client, patience) for client in clients)
+        reports = await asyncio.gather(*lines)
+        # What goes wrong here must not cost what the clients have seen.
+        for failure in filter(None, await happening):
+            traceback.print_exception(failure)
+            tally.complaints.append(f"the run itself failed: {failure!r}")
         print(f"{monotonic() - begun:6.1f} s: all have ended")
         workers.done["workers gone"] = scheduler._workers_removed_total - lost
         workers.done += updates.done
