@@ -14,7 +14,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import OutputMismatch
-from scheduler_plugins import running
+from scheduler_plugins import settling
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, queued
 
@@ -86,9 +86,9 @@ async def test_a_wait_goes_by_a_clock_that_nobody_sets(c, s, a, monkeypatch):
     await held_back(s, 1)
     alarm = engine(s).dispatcher._timer.at
     # Somebody sets the host's clock, a day forwards.
-    real = running.time
+    real = settling.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400)
-    monkeypatch.setattr(running, "time", lambda: real() + 86_400)
+    monkeypatch.setattr(settling, "time", lambda: real() + 86_400)
     futures.append(model.submit(ONE))
     await held_back(s, 2)
     assert engine(s).dispatcher._timer.at == pytest.approx(alarm, abs=1e-3)
