@@ -55,6 +55,7 @@ def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.timeout(900)
 def test_every_benchmark_runs(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     command = [sys.executable, "-m", "benchmarks", "--smoke", "--json", str(file)]
@@ -66,7 +67,7 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
         text=True,
     ) as run:
         try:
-            output, _ = run.communicate(timeout=280)
+            output, _ = run.communicate(timeout=880)
         finally:
             # Asked to end, it ends its clusters.
             run.terminate()
