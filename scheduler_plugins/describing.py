@@ -76,7 +76,7 @@ class Descriptions:
         except UnknownDeployment as error:
             return {"status": "unknown", "message": str(error)}
         found = self._status(deployment)
-        cache = await cache_status(self.plugin.scheduler, deployment)
+        cache = await cache_status(self.plugin.tasks, deployment)
         return {"status": "OK", "deployment": asdict(replace(found, cache=cache))}
 
     def _status(self, deployment: Deployment) -> DeploymentStatus:

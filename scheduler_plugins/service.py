@@ -222,5 +222,5 @@ class Service:
             deployment = self.plugin.registry.deployment(name)
         except UnknownDeployment as error:
             return {"status": "unknown", "message": str(error)}
-        silent = await clear_caches(self.plugin.scheduler, deployment)
+        silent = await clear_caches(self.plugin.tasks, deployment)
         return {"status": "OK", "silent": silent}

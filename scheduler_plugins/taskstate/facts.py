@@ -217,6 +217,10 @@ class Facts:
         """Addresses of the workers that may be given work."""
         return [ws.address for ws in self.scheduler.running]
 
+    def rpc(self, address: str) -> Any:
+        """What a worker can be asked by."""
+        return self.scheduler.rpc(address)
+
     def resources(self, address: str) -> dict[str, float]:
         """What a worker has declared."""
         return dict(self.scheduler.workers[address].resources)
