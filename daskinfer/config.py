@@ -18,6 +18,8 @@ from dask.utils import parse_bytes, parse_timedelta
 DEFAULTS_FILE = Path(__file__).with_name("daskinfer.yaml")
 SCHEMA_FILE = Path(__file__).with_name("daskinfer-schema.yaml")
 
+_DURATION = "a duration such as '50ms', zero or more"
+
 
 def load_defaults() -> None:
     """Add the defaults below what the user has set; harmless when repeated."""
@@ -64,15 +66,14 @@ def seconds(key: str) -> float | None:
     value = get(key)
     if value is None:
         return None
-    wanted = "a duration such as '50ms', zero or more"
     if not isinstance(value, (str, int, float)) or not str(value).strip():
-        raise _bad(key, value, wanted)
+        raise _bad(key, value, _DURATION)
     try:
         duration = float(parse_timedelta(value))
     except (KeyError, ValueError) as error:
-        raise _bad(key, value, wanted) from error
+        raise _bad(key, value, _DURATION) from error
     if duration < 0:
-        raise _bad(key, value, wanted)
+        raise _bad(key, value, _DURATION)
     return duration
 
 
@@ -91,7 +92,7 @@ def given_seconds(key: str) -> float:
     """
     duration = seconds(key)
     if duration is None:
-        raise _bad(key, None, "a duration such as '50ms', zero or more")
+        raise _bad(key, None, _DURATION)
     return duration
 
 

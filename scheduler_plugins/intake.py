@@ -56,7 +56,7 @@ class Intake:
         routing: Routing,
         lifecycle: Lifecycle,
         clients: set[str],
-        rest: Callable[[str], float],
+        rest: Callable[[str, float], float],
         interval: float,
     ) -> None:
         self._lifecycle = lifecycle
@@ -157,7 +157,7 @@ class Intake:
             request.content = contents.get(i)
             self._lifecycle.arrived(request)
         self._tasks.start(wanted, stimulus_id)
-        seconds = self._rest(name) if contents else 0.0
+        seconds = self._rest(name, monotonic()) if contents else 0.0
         if seconds:
             about: protocol.RestMessage = {
                 "op": protocol.REST,

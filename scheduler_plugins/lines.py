@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distributed.metrics import monotonic
-
 from scheduler_plugins.line import Line
 from scheduler_plugins.load import DeviceLoad
 from scheduler_plugins.statistics import Statistics
@@ -80,9 +78,8 @@ class Lines(dict[tuple[str, str], Line]):
             return line
         return next((o for o in self.values() if o.queue is request.queue), line)
 
-    def rest(self, name: str) -> float:
+    def rest(self, name: str, now: float) -> float:
         """For how many seconds no cache of a deployment is worth asking."""
-        now = monotonic()
         return min((line.hit_gate.rest(now) for line in self.of(name)), default=0.0)
 
     def busy(self) -> list[Line]:
