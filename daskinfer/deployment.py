@@ -54,6 +54,7 @@ def deploy(
     max_queue: int | None = None,
     breaker: BreakerPolicy | None = None,
     cache: CachePolicy | None = None,
+    keep_loaded: bool = False,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -119,6 +120,10 @@ def deploy(
     cache
         How results are cached on the workers; None: they are not, and nothing is spent
         on it.
+    keep_loaded
+        Whether it stays in the memory of every worker, even where others have to be
+        loaded again and again for want of room. Else the models that were used least
+        recently make room for one that is asked for.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -187,6 +192,7 @@ def deploy(
             "batch_timeout": timeout_of("batch_timeout", batch_timeout),
             "breaker": (breaker or BreakerPolicy()).to_message(),
             "cache": None if cache is None else cache.to_message(),
+            "keep_loaded": bool(keep_loaded),
             "max_queue": None if max_queue is None else size("max_queue", max_queue),
         },
         timeout if wait else None,

@@ -45,6 +45,13 @@ class DeploymentFailed(InferenceError):
     """No worker could load the model, and none said why in an exception."""
 
 
+class ModelTooLarge(InferenceError):
+    """A model takes more memory than models may take on a worker.
+
+    The message tells both, and which setting limits it.
+    """
+
+
 class DeployTimeout(InferenceError, TimeoutError):
     """The deployment was not ready on any worker within ``wait_timeout``."""
 

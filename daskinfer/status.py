@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskinfer.cache.totals import CacheStatus
+from daskinfer.weights import WeightsStatus
 from daskinfer.wording import counted
 
 
@@ -19,7 +20,8 @@ class WorkerStatus:
         The worker's Dask address.
     state
         ``"starting"`` until it has told its devices, then ``"loading"``, ``"ready"``,
-        ``"failed"`` or, if it may not serve the deployment, ``"ineligible"``.
+        ``"failed"`` or, if it may not serve the deployment, ``"ineligible"``. One
+        that is ``"cold"`` has no room for it now, and loads it when it is asked for.
     healthy
         Whether requests are sent there now. One that is ready is not if it is late,
         paused or closing, or if its breaker is not closed; printed, it is ``unfit``.
@@ -93,6 +95,8 @@ class VersionStatus:
         Seconds from a request's arrival to its answer, of those that were computed.
     problems
         Why workers are not ready for it, by address.
+    weights
+        Where its weights are.
     """
 
     version: str
@@ -107,6 +111,7 @@ class VersionStatus:
     failures: int = 0
     response: LatencyPercentiles = LatencyPercentiles()
     problems: dict[str, str] = field(default_factory=dict)
+    weights: WeightsStatus = field(default_factory=WeightsStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +235,11 @@ class DeploymentStatus:
             for worker in self.workers
             if worker.reason
         ]
+        lines += [
+            f"weights of version {version.version}: {version.weights}"
+            for version in self.versions
+            if version.weights.is_swapped
+        ]
         lines += [f"problem: {self.problem}"] * bool(self.problem)
         lines += [f"last update: {self.last_update}"] * bool(self.last_update)
         lines += [] if self.cache is None else [str(self.cache)]
@@ -291,6 +301,7 @@ class DeploymentStatus:
                         for device_class, table in version["latency"].items()
                     },
                     "response": LatencyPercentiles(**version["response"]),
+                    "weights": WeightsStatus(**version["weights"]),
                 }
             )
             for version in message["versions"]

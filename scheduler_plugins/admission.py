@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
 from scheduler_plugins.line import LaneKey
@@ -82,6 +82,15 @@ class Admission:
                 d for d in ready if self._tasks.declares(d.name, constraint.resources)
             ]
         return allowed
+
+    def reaches(self, lane: Lane, addresses: Collection[str]) -> list[str]:
+        """The workers that a lane may go to; where it has failed only if no others."""
+        key = cast(LaneKey, lane.key)
+        allowed = [a for a in addresses if self._tasks.admits(key.constraint, a)]
+        if not allowed and key.constraint.preferred_only:
+            resources = key.constraint.resources
+            allowed = [a for a in addresses if self._tasks.declares(a, resources)]
+        return [a for a in allowed if a not in key.tried] or allowed
 
     def transfer(self, head: Request) -> Callable[[DeviceLoad], float] | None:
         """Seconds that moving a request's inputs to a device takes; None: no time."""

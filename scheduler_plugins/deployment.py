@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -30,6 +30,7 @@ class ReplicaState(str, Enum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    COLD = "cold"  # is loaded when it is asked for, as others have its place
     FAILED = "failed"
 
 
@@ -40,6 +41,8 @@ class WorkerFacts:
     ``devices`` maps the kinds it can use to device classes, the best first;
     ``reasons`` says why it cannot use the others, ``broken`` why it can use none any
     more. ``seat`` is what it has in common with the process that comes in its place.
+    ``room`` are the bytes that models may take, by kind of device; where it says
+    nothing, there is no limit.
     """
 
     address: str
@@ -47,6 +50,7 @@ class WorkerFacts:
     reasons: Mapping[str, str]
     resources: Mapping[str, float]
     seat: str = ""
+    room: Mapping[str, int] = field(default_factory=dict)
     broken: str | None = None
 
 
@@ -55,8 +59,10 @@ class Replica:
     """One version on one worker.
 
     ``load`` numbers the loads that were ever asked for, ``reloads`` counts those that
-    brought something else. ``doubt`` says why it is to be tried with one request before
-    it is given more.
+    brought something else, or failed though it had been ready before. ``doubt`` says
+    why it is to be tried with one request before it is given more. ``since`` is when it
+    was ready, in seconds on a monotonic clock. What ``is_parked`` is cold, and lies in
+    the memory of the host.
     """
 
     address: str
@@ -70,6 +76,8 @@ class Replica:
     seconds: float = 0.0
     doubt: str | None = None
     reloads: int = 0
+    since: float | None = None
+    is_parked: bool = False
 
 
 @dataclass(slots=True)
@@ -88,7 +96,10 @@ class Version:
     ``artifact`` and ``warmup`` are opaque here: what a worker needs to load it, but for
     large weights. The digest is that of the artifact and the policy.
     ``breakages`` are the devices that loading it broke, by the worker's seat. It has
-    ``answered`` once it was active, or was given a share of the requests.
+    ``answered`` once it was active, or was given a share of the requests. Its weights
+    take ``nbytes``. Workers where it is ``cold`` load it when it is asked for there.
+    ``loads`` counts loads by where the weights came from, ``load_seconds`` is what the
+    last of them took, and ``evictions`` counts how often it had to make room.
     """
 
     name: str
@@ -100,6 +111,11 @@ class Version:
     answered: bool = False
     replicas: dict[str, Replica] = field(default_factory=dict)
     breakages: dict[str, Breakage] = field(default_factory=dict)
+    nbytes: int = 0
+    cold: set[str] = field(default_factory=set)
+    loads: Counter[str] = field(default_factory=Counter)
+    load_seconds: dict[str, float] = field(default_factory=dict)
+    evictions: int = 0
 
     @classmethod
     def of(
@@ -112,7 +128,9 @@ class Version:
     ) -> Version:
         """Make one of an artifact's message."""
         digest = version_digest(artifact["digest"], asdict(policy))
-        return cls(name, version, digest, artifact, warmup, policy)
+        return cls(
+            name, version, digest, artifact, warmup, policy, nbytes=artifact["nbytes"]
+        )
 
     def __repr__(self) -> str:
         return f"<Version {self.name!r} {self.version!r} ready: {len(self.ready())}>"
@@ -122,11 +140,11 @@ class Version:
         return [r for r in self.replicas.values() if r.state is ReplicaState.READY]
 
     def settled(self) -> bool:
-        """Whether some worker has tried it, and none still does."""
-        return bool(self.replicas) and not any(
-            r.state in (ReplicaState.LOADING, ReplicaState.WARMING)
-            for r in self.replicas.values()
-        )
+        """Whether some worker has tried it, and none still does, or has to."""
+        states = {replica.state for replica in self.replicas.values()}
+        if states & {ReplicaState.LOADING, ReplicaState.WARMING}:
+            return False
+        return ReplicaState.READY in states or (bool(states) and not self.cold)
 
 
 @dataclass(slots=True)
@@ -137,6 +155,7 @@ class Deployment:
     once. The one of the ``update`` is to take over; those ``leaving`` have batches
     under way still, and are unloaded after these. ``retired`` are the latest labels of
     what was unloaded after it had answered; ``outcome`` is that of the last update.
+    What is ``kept_loaded`` never makes room for others.
     """
 
     name: str
@@ -150,6 +169,7 @@ class Deployment:
     batch_timeout: float | None = None
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     cache: CachePolicy | None = None
+    kept_loaded: bool = False
     versions: dict[str, Version] = field(default_factory=dict)
     previous: str | None = None
     update: Update | None = None
@@ -199,3 +219,13 @@ class Deployment:
     def finds_device(self, worker: WorkerFacts) -> bool:
         """Whether a worker has the kind of device that was asked for."""
         return self.device == "auto" or self.device in worker.devices
+
+    def serving(self) -> set[str]:
+        """Labels of the versions that answer, or are to."""
+        updated = None if self.update is None else self.update.version
+        labels = (self.active, self.route.canary, updated)
+        return {label for label in labels if label is not None}
+
+    def kind(self, worker: WorkerFacts) -> str:
+        """The kind of device that a worker uses for it."""
+        return next(iter(worker.devices), "") if self.device == "auto" else self.device

@@ -12,9 +12,10 @@ from distributed.metrics import monotonic
 from daskinfer import protocol
 from daskinfer.exceptions import UnknownDeployment
 from daskinfer.status import DeploymentStatus, VersionStatus, WorkerStatus
+from daskinfer.weights import WeightsStatus
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.cache_calls import cache_status
-from scheduler_plugins.deployment import Deployment, ReplicaState
+from scheduler_plugins.deployment import Deployment, ReplicaState, Version
 from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.statistics import Statistics
 from scheduler_plugins.versions import stage
@@ -136,6 +137,7 @@ class Descriptions:
             },
             latency={kind: tuple(line.latency.table(kind)) for kind in classes},
             best_batch_size={kind: line.batcher.best_size(kind) for kind in classes},
+            weights=_weights(version),
         )
 
     def _worker(self, deployment: Deployment, address: str, now: float) -> WorkerStatus:
@@ -172,3 +174,17 @@ class Descriptions:
             reason=replica.reason or unfit,
             breaker=breaker.value,
         )
+
+
+def _weights(version: Version) -> WeightsStatus:
+    parked = [
+        address for address in version.cold if version.replicas[address].is_parked
+    ]
+    return WeightsStatus(
+        version.nbytes,
+        len(version.ready()),
+        len(parked),
+        len(version.cold) - len(parked),
+        dict(version.loads),
+        version.evictions,
+    )

@@ -60,6 +60,9 @@ class Dispatcher:
         From when on a batch tells against its device.
     place
         Finds the line for a request that has stood in another one; None if it fails.
+    swap
+        Called with the versions that have requests waiting, and the time: has those
+        loaded that are cold. Returns when to ask again.
 
     Notes
     -----
@@ -78,6 +81,7 @@ class Dispatcher:
         warn_after: float,
         suspicion: Suspicion,
         place: Callable[[Request, Line], Line | None] = lambda request, line: line,
+        swap: Callable[[list[Line], float], float] = lambda lines, now: math.inf,
     ) -> None:
         self.tasks = tasks
         self.link = Link()
@@ -86,25 +90,26 @@ class Dispatcher:
         self.running = Running(tasks, send, self.link)
         self.deadlines: Deadlines[Key] = Deadlines()
         self.affinity = Affinity(self.link)
-        admission = Admission(tasks, self.affinity)
-        self.waiting = Waiting(tasks, self.lines, admission, place, self.wake)
+        self.admission = Admission(tasks, self.affinity)
+        self.waiting = Waiting(tasks, self.lines, self.admission, place, self.wake)
         self.recovery = self.waiting.recovery
-        fitness = Fitness(self.lines.values(), admission, self.link)
+        self.fitness = Fitness(self.lines.values(), self.admission, self.link)
         self.supervision = Supervision(
             self.lines.values(),
             self.running,
             self.recovery,
-            admission,
-            fitness,
+            self.admission,
+            self.fitness,
             self.link,
             suspicion,
             hung,
         )
         self._starvation = Starvation(report, warn_after)
         self.chooser = Chooser(
-            admission, fitness, self._starvation, self.link, self.affinity
+            self.admission, self.fitness, self._starvation, self.link, self.affinity
         )
         self._expire = expire
+        self._swap = swap
         self._woken = False
         self._timer = Timer(self.wake)
 
@@ -288,6 +293,7 @@ class Dispatcher:
         self._timer.set(
             min(
                 wake_at,
+                self._swap(busy, monotonic()),
                 self.recovery.delayed.next(),
                 self.deadlines.next(),
                 self.supervision.next(),

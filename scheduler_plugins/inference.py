@@ -31,6 +31,7 @@ from scheduler_plugins.replacing import Replacing
 from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Routing
 from scheduler_plugins.service import Service
+from scheduler_plugins.swapping import Swapping
 from scheduler_plugins.taskstate import TaskStates
 from scheduler_plugins.unloading import Unloading
 from scheduler_plugins.versions import Versions
@@ -100,6 +101,7 @@ class InferencePlugin(SchedulerPlugin):
             warn_after=config.seconds("no-worker-warning") or 0.0,
             place=lambda request, line: self.lifecycle.place(request),
             suspicion=_configured_suspicion(),
+            swap=lambda lines, now: self.swapping.check(lines, now),
         )
         self.requests = {}
         self.routing = Routing(self.registry)
@@ -107,6 +109,7 @@ class InferencePlugin(SchedulerPlugin):
         self.distribution = Distribution(scheduler.worker_send)
         self.versions = Versions(self)
         self.loading = Loading(self)
+        self.swapping = Swapping(self)
         self.replacing = Replacing(
             self.tasks, self.registry, self.dispatcher, scheduler.worker_send
         )
@@ -143,6 +146,7 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.WARMING: self.loading.warming,
                 protocol.LOADED: self.loading.loaded,
                 protocol.UNLOADED: self.loading.unloaded,
+                protocol.PARKED: self.loading.parked,
                 protocol.PROGRESS: self.progress,
                 protocol.DONE: self.done,
                 protocol.CACHED: self.cached,
@@ -226,16 +230,21 @@ class InferencePlugin(SchedulerPlugin):
 
     @guarded
     def hello(
-        self, devices: dict[str, str], reasons: dict[str, str], worker: str
+        self,
+        devices: dict[str, str],
+        reasons: dict[str, str],
+        room: dict[str, int],
+        worker: str,
     ) -> None:
         """A worker's runtime is set up: load what is deployed."""
         if self.tasks.has_worker(worker):
             seat = self.tasks.seat(worker)
             resources = self.tasks.resources(worker)
-            facts = WorkerFacts(worker, devices, reasons, resources, seat)
+            facts = WorkerFacts(worker, devices, reasons, resources, seat, room)
             doubt = self.replacing.came(seat)
             for version, replica in self.registry.join(facts, doubt):
                 self.loading.load(version, replica)
+            self.swapping.assigned(*self.registry.versions())
             self.dispatcher.workers_changed()
             self.versions.settle()
         self.service.changed()

@@ -97,7 +97,8 @@ class Line:
     given, the measure by which deployments take turns. ``counts`` are the
     deployment's, of all its versions; ``figures`` are its own. With ``affinity``,
     requests go where their results are cached, if that is faster by what look-ups take
-    (``hit_cost``) and that happens now and then (``hit_gate``).
+    (``hit_cost``) and that happens now and then (``hit_gate``). Workers where it is
+    ``cold`` load it first; ``used`` says when the others last did something for it.
     """
 
     def __init__(
@@ -128,6 +129,8 @@ class Line:
             policy, self.latency, resolve(deployment.placement), link
         )
         self.devices: dict[str, DeviceLoad] = {}
+        self.cold = version.cold
+        self.used: dict[str, float] = {}
         self.device_class = ""  # of the latest device
         self.served = 0.0
         self.in_flight = 0

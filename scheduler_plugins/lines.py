@@ -65,6 +65,7 @@ class Lines(dict[tuple[str, str], Line]):
         for line in self.values():
             if line.devices.pop(address, None) is not None:
                 line.latency.forget(address)
+            line.used.pop(address, None)
         for key in [key for key in self._devices if key[0] == address]:
             del self._devices[key]
 

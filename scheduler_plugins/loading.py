@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from distributed.metrics import monotonic
 
 from daskinfer import protocol
 from scheduler_plugins.deployment import Replica, ReplicaState, Version
@@ -31,14 +34,17 @@ class Loading:
     def __repr__(self) -> str:
         return f"<Loading for {self.plugin!r}>"
 
-    def load(self, version: Version, replica: Replica) -> None:
-        """Have a worker load a version."""
+    def load(
+        self, version: Version, replica: Replica, after: Collection[int] = ()
+    ) -> None:
+        """Have a worker load a version, after it has let go of others."""
         deployment = self.plugin.registry.deployment(version.name)
         message: protocol.LoadMessage = {
             "op": protocol.LOAD,
             "name": version.name,
             "version": version.version,
             "load": replica.load,
+            "after": list(after),
             "active": deployment.active,
             "digest": version.digest,
             "device": deployment.device,
@@ -59,6 +65,11 @@ class Loading:
             self.plugin.service.changed()
 
     @guarded
+    def parked(self, name: str, version: str, parked: bool, worker: str) -> None:
+        """A cold version is in a host's memory, or is not any more."""
+        self.plugin.registry.memory.parked(name, version, worker, parked)
+
+    @guarded
     def unloaded(self, name: str, version: str, unload: int, worker: str) -> None:
         """A worker has freed what a version took."""
         self.plugin.unloading.ended(worker, unload)
@@ -77,6 +88,8 @@ class Loading:
         timings: list[tuple[int, float]],
         seconds: float,
         broken: str,
+        nbytes: int,
+        source: str,
         worker: str,
     ) -> None:
         """A worker has loaded a version, or could not."""
@@ -96,10 +109,16 @@ class Loading:
         elif self.plugin.registry.loaded(
             name, version, worker, digest, device, device_class, seconds, failure
         ):
-            doubt = self.plugin.registry.version(name, version).replicas[worker].doubt
+            found = self.plugin.registry.version(name, version)
+            found.nbytes = nbytes
+            found.loads[source] += 1
+            found.load_seconds[source] = seconds
+            replica = found.replicas[worker]
+            replica.since = monotonic()
             self.plugin.dispatcher.device_ready(
-                name, version, worker, device_class, timings, doubt
+                name, version, worker, device_class, timings, replica.doubt
             )
+            self.plugin.swapping.loaded(worker)
         else:
             self._reload(name, version, worker)
         self.plugin.versions.settle()

@@ -20,6 +20,7 @@ from scheduler_plugins.deployment import (
     Version,
     WorkerFacts,
 )
+from scheduler_plugins.memory import Memory
 
 #: How often a worker that loaded something else than it should is told to try again.
 MAX_RELOADS = 3
@@ -46,7 +47,11 @@ class Registry:
 
     deployments: dict[str, Deployment] = field(default_factory=dict)
     workers: dict[str, WorkerFacts] = field(default_factory=dict)
+    memory: Memory = field(init=False, repr=False)
     _loads: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.deployments, self._loads)
 
     def __iter__(self) -> Iterator[Deployment]:
         return iter(self.deployments.values())
@@ -78,7 +83,10 @@ class Registry:
         return self.assign(deployment, version)
 
     def assign(self, deployment: Deployment, version: Version) -> list[Replica]:
-        """Have every worker that can load a version; return who must load it now."""
+        """Have every worker that has room load a version; return who must do it now.
+
+        Where there is none it is cold.
+        """
         return [
             replica
             for worker in self.workers.values()
@@ -158,6 +166,7 @@ class Registry:
         self.workers.pop(address, None)
         for version in self.versions():
             version.replicas.pop(address, None)
+            version.cold.discard(address)
 
     def device_failed(self, address: str, reason: str, *, replaced: bool) -> None:
         """Note that nothing runs on a worker's device any more, and why.
@@ -170,6 +179,7 @@ class Registry:
         worker.broken = reason
         for version in self.versions():
             replica = version.replicas.get(address)
+            version.cold.discard(address)
             if replica is not None:
                 replica.state = ReplicaState.FAILED
                 if replaced:
@@ -255,9 +265,14 @@ class Registry:
     ) -> None:
         """Note that a worker could not load a version."""
         replica = self._replica(name, version, address)
-        if replica is not None:
-            replica.state = ReplicaState.FAILED
-            replica.reason, replica.failure = reason, failure
+        if replica is None:
+            return
+        replica.state = ReplicaState.FAILED
+        replica.reason, replica.failure = reason, failure
+        if replica.since is not None and replica.reloads < MAX_RELOADS:
+            # It was ready here before, and will be when there is room again.
+            replica.reloads += 1
+            self.memory.cool(self.deployments[name].versions[version], replica)
 
     def lacks_device(self, name: str) -> bool:
         """Whether there are workers, and none has the device that was asked for.
@@ -301,7 +316,10 @@ class Registry:
         version.replicas[worker.address] = replica
         breakage = version.breakages.get(worker.seat)
         if breakage is None or breakage.times < MAX_BREAKS:
-            return replica
+            if self.memory.has_room(deployment, version, worker):
+                return replica
+            self.memory.cool(version, replica)
+            return None
         replica.state, replica.failure = ReplicaState.FAILED, breakage.failure
         replica.reason = (
             f"its device broke {breakage.times} times while it was loaded there, and "

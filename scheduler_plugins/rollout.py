@@ -142,7 +142,7 @@ def settle(deployment: Deployment, workers: Collection[WorkerFacts]) -> list[Act
     if update is None or update.phase is not Phase.LOADING:
         return []
     version = deployment.versions[update.version]
-    eligible = [w.address for w in workers if deployment.refusal(w) is None]
+    eligible = _eligible(deployment, version, workers)
     missing = _missing(version, update, eligible)
     if eligible and missing <= 0:
         return _loaded(deployment, update)
@@ -180,7 +180,7 @@ def promote(
     """
     update = _update_of(deployment, label, "promote")
     version = deployment.versions[update.version]
-    eligible = [w.address for w in workers if deployment.refusal(w) is None]
+    eligible = _eligible(deployment, version, workers)
     missing = _missing(version, update, eligible)
     if missing > 0:
         states = ", ".join(
@@ -230,7 +230,8 @@ def rollback(deployment: Deployment) -> list[Action]:
             f"{deployment.name!r} has no version before {deployment.active!r} that is "
             "still loaded: update it to what you want"
         )
-    if not deployment.versions[label].ready():
+    found = deployment.versions[label]
+    if not (found.ready() or found.cold):
         raise NoPreviousVersion(
             f"no worker is ready for version {label!r} of {deployment.name!r}: wait "
             "until one has loaded it"
@@ -263,6 +264,20 @@ def drained(deployment: Deployment, label: str) -> list[Action]:
     if version.answered:
         deployment.retired.append(label)
     return [Unload(version)]
+
+
+def _eligible(
+    deployment: Deployment, version: Version, workers: Collection[WorkerFacts]
+) -> list[str]:
+    """Workers that shall have a version before it answers.
+
+    Where there is no room, it is loaded when it is asked for.
+    """
+    return [
+        worker.address
+        for worker in workers
+        if deployment.refusal(worker) is None and worker.address not in version.cold
+    ]
 
 
 def _missing(version: Version, update: Update, eligible: list[str]) -> int:

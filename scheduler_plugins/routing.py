@@ -120,7 +120,8 @@ class Routing:
             point = 0.0 if route.canary is None else self._point(request)
             found = deployment.versions.get(route.pick(point))
             if found is not None and found.version not in deployment.leaving:
-                if found.version == deployment.active or found.ready():
+                is_active = found.version == deployment.active
+                if is_active or found.ready() or found.cold:
                     return found
         return deployment.versions[deployment.active]
 

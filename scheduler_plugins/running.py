@@ -253,6 +253,7 @@ class Running:
     def _close(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:
             batch.line.in_flight -= 1
+            batch.line.used[batch.device.name] = monotonic()
         for request in batch.given_up.values():
             # Nothing more will come of it here, so it may be moved once more.
             request.hedged = False

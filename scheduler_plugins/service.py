@@ -82,6 +82,7 @@ class Service:
         batch_timeout: float | None,
         breaker: dict[str, Any],
         cache: dict[str, Any] | None,
+        keep_loaded: bool,
         client: str,
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
@@ -98,6 +99,7 @@ class Service:
             batch_timeout,
             BreakerPolicy(**breaker),
             None if cache is None else CachePolicy.from_message(cache),
+            keep_loaded,
         )
         made = Version.of(name, version, artifact, warmup, BatchPolicy(**policy))
         try:
@@ -114,6 +116,7 @@ class Service:
         plugin.versions.added()
         for replica in replicas:
             plugin.loading.load(made, replica)
+        plugin.swapping.assigned(made)
         self.changed()
         return {"status": "OK"}
 

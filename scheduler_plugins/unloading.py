@@ -36,6 +36,7 @@ class Unloading:
         self._send = send
         self._numbers = count(1)
         self._asked: dict[int, str] = {}
+        self._evictions: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<Unloading: {len(self)}>"
@@ -43,17 +44,23 @@ class Unloading:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def ask(self, address: str, name: str, version: str) -> int:
-        """Tell a worker to let go of a version; return the number of the message."""
+    def ask(self, address: str, name: str, version: str, *, keep: bool = False) -> int:
+        """Tell a worker to let go of a version; return the number of the message.
+
+        What it shall ``keep`` makes room for others, and may be wanted again.
+        """
         number = next(self._numbers)
         message: protocol.UnloadMessage = {
             "op": protocol.UNLOAD,
             "name": name,
             "version": version,
             "unload": number,
+            "keep": keep,
             "stimulus_id": f"daskinfer-unload-{name}-{version}",
         }
         self._asked[number] = address
+        if keep:
+            self._evictions.add(number)
         self._send(address, dict(message))
         return number
 
@@ -68,10 +75,16 @@ class Unloading:
         """A worker has let go of it."""
         if self._asked.get(number) == address:
             del self._asked[number]
+            self._evictions.discard(number)
 
     def left(self, address: str) -> None:
         """A worker is gone, and all that it had."""
         self._asked = {n: a for n, a in self._asked.items() if a != address}
+        self._evictions &= self._asked.keys()
+
+    def evictions(self, address: str) -> list[int]:
+        """What a worker was told to let go of for others, and has not yet."""
+        return sorted(n for n in self._evictions if self._asked[n] == address)
 
     def pending(self, numbers: Iterable[int]) -> list[str]:
         """Workers that have not answered these messages."""

@@ -95,6 +95,7 @@ class Versions:
         plugin.dispatcher.lines.open(deployment, made)
         for replica in plugin.registry.assign(deployment, made):
             plugin.loading.load(made, replica)
+        plugin.swapping.assigned(made)
         self.settle(deployment)
         plugin.service.changed()
         if timeout is None:
@@ -282,8 +283,8 @@ def stage(deployment: Deployment, version: Version, in_flight: int) -> str:
     if update is not None and update.phase is Phase.READY:
         return "ready"
     states = {replica.state for replica in version.replicas.values()}
-    for state in (ReplicaState.LOADING, ReplicaState.WARMING, ReplicaState.READY):
-        if state in states:
+    for state in ReplicaState:
+        if state in states and state is not ReplicaState.FAILED:
             return str(state.value)
     return "registered"
 

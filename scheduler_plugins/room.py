@@ -1,0 +1,175 @@
+"""Where a model is loaded that does not fit beside all others, and what makes room.
+
+Pure: what workers hold in, the place for one more out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: Name and version of a model.
+Which: TypeAlias = "tuple[str, str]"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A model in the memory of a worker.
+
+    Parameters
+    ----------
+    which
+        Its name and version.
+    nbytes
+        What its weights take.
+    since, used
+        When it was loaded, and last given a batch, in seconds on a monotonic clock.
+    is_wanted
+        Whether it has batches under way, or requests that wait.
+    is_fixed
+        Whether it must not go, whoever else comes.
+    """
+
+    which: Which
+    nbytes: int
+    since: float
+    used: float
+    is_wanted: bool = False
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A worker's memory for models.
+
+    Parameters
+    ----------
+    address
+        The worker.
+    nbytes
+        What its models may take together.
+    tenants
+        Those that it has, or is loading.
+    """
+
+    address: str
+    nbytes: float
+    tenants: tuple[Tenant, ...] = ()
+
+    @property
+    def free(self) -> float:
+        """Bytes that are not taken; negative where too much is."""
+        return self.nbytes - sum(tenant.nbytes for tenant in self.tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker that can load a model, once some others have left."""
+
+    address: str
+    leaving: tuple[Tenant, ...] = ()
+
+
+def find_place(
+    spaces: Iterable[Space], nbytes: int, now: float, turn: float, *, urgent: bool
+) -> Place | float:
+    """Find the worker where a model costs the others least.
+
+    One with room before one without; and before one whose models are wanted, one where
+    nobody has asked for those that must leave, for the longest time.
+
+    Parameters
+    ----------
+    spaces
+        The workers that could load it.
+    nbytes
+        What it takes.
+    now
+        Monotonic time in seconds.
+    turn
+        Seconds for which a model that is wanted keeps its place in any case.
+    urgent
+        Whether requests can go nowhere else. Else only those leave for it that have
+        not been used for ``turn`` seconds.
+
+    Returns
+    -------
+    Place or float
+        When to ask again, if there is no place and nothing happens before.
+
+    Examples
+    --------
+    >>> idle = Tenant(("a", "1"), 6, since=0.0, used=10.0)
+    >>> busy = Tenant(("b", "1"), 6, since=0.0, used=20.0, is_wanted=True)
+    >>> spaces = [Space("tcp://w:1", 10, (idle,)), Space("tcp://w:2", 10, (busy,))]
+    >>> place = find_place(spaces, 8, now=21.0, turn=5.0, urgent=True)
+    >>> place.address, [tenant.which for tenant in place.leaving]
+    ('tcp://w:1', [('a', '1')])
+    >>> find_place(spaces[1:], 8, now=3.0, turn=5.0, urgent=True)
+    5.0
+    """
+    until = math.inf
+    best: tuple[tuple[bool, bool, float, float], Place] | None = None
+    for space in spaces:
+        leaving = _leaving(space, nbytes, now, turn, urgent)
+        if isinstance(leaving, float):
+            until = min(until, leaving)
+            continue
+        cost = (
+            any(tenant.is_wanted for tenant in leaving),
+            bool(leaving),
+            max((tenant.used for tenant in leaving), default=0.0),
+            -space.free,
+        )
+        if best is None or cost < best[0]:
+            best = cost, Place(space.address, tuple(leaving))
+    return until if best is None else best[1]
+
+
+def never_fits(space: Space, nbytes: int) -> bool:
+    """Whether a model finds no room, even if all leave that can."""
+    fixed = sum(tenant.nbytes for tenant in space.tenants if tenant.is_fixed)
+    return nbytes > space.nbytes - fixed
+
+
+def _leaving(
+    space: Space, nbytes: int, now: float, turn: float, urgent: bool
+) -> list[Tenant] | float:
+    """Who has to leave, the least recently used first; or when to ask again."""
+    missing = nbytes - space.free
+    if missing <= 0:
+        return []
+    leaving: list[Tenant] = []
+    until = math.inf
+    for tenant in sorted(space.tenants, key=lambda t: (t.is_wanted, t.used)):
+        if tenant.is_fixed:
+            continue
+        at = _may_go_at(tenant, turn, urgent)
+        if at > now:
+            until = min(until, at)
+            continue
+        leaving.append(tenant)
+        missing -= tenant.nbytes
+        if missing <= 0:
+            return _needed(leaving, -missing)
+    return until
+
+
+def _may_go_at(tenant: Tenant, turn: float, urgent: bool) -> float:
+    if urgent:
+        return tenant.since + turn if tenant.is_wanted else -math.inf
+    return math.inf if tenant.is_wanted else tenant.used + turn
+
+
+def _needed(leaving: list[Tenant], spare: float) -> list[Tenant]:
+    """Without those who turn out to be too small to matter."""
+    needed = []
+    # Whoever was used last stays, if it can.
+    for tenant in reversed(leaving):
+        if tenant.nbytes <= spare:
+            spare -= tenant.nbytes
+        else:
+            needed.append(tenant)
+    return needed[::-1]

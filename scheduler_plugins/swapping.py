@@ -1,0 +1,257 @@
+"""Has models loaded where they are asked for, and others make room for them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from dask.utils import format_bytes
+from distributed.metrics import monotonic
+
+from daskinfer import config
+from daskinfer.exceptions import ModelTooLarge
+from daskinfer.failure import dump_failure
+from scheduler_plugins.deployment import Deployment, ReplicaState, Version, WorkerFacts
+from scheduler_plugins.room import Place, Space, Tenant, find_place, never_fits
+
+if TYPE_CHECKING:
+    from scheduler_plugins.inference import InferencePlugin
+    from scheduler_plugins.line import Line
+    from scheduler_plugins.queueing import Lane
+
+logger = logging.getLogger("distributed.inference.swapping")
+
+#: Lanes of a version that are looked at.
+_LANES = 32
+#: Seconds that a load is expected to take before any was measured.
+_LOAD_SECONDS = 1.0
+#: Seconds between two looks for room, for one version. Looking takes a while, and what
+#: has changed meanwhile is seen then.
+_PAUSE = 0.02
+
+
+class Swapping:
+    """Decides when a cold version is loaded, and enacts it.
+
+    A version is cold on a worker whose memory others have. Its requests wait in the
+    queue: it is loaded where no worker could take them, or where those that could are
+    busy for longer than a load takes. The least recently used make room, but nobody who
+    has batches under way or requests that wait, unless that goes on for its turn.
+
+    Parameters
+    ----------
+    plugin
+        Whose registry, dispatcher and workers are concerned.
+
+    Notes
+    -----
+    :mod:`~scheduler_plugins.room` chooses the worker.
+    """
+
+    def __init__(self, plugin: InferencePlugin) -> None:
+        self.plugin = plugin
+        self._turn = config.seconds("weights.turn") or 0.0
+        self._awaited: dict[tuple[str, str], Version] = {}
+        self._next: dict[tuple[str, str], float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Swapping awaits: {sorted(self._awaited)}>"
+
+    # Events
+
+    def assigned(self, *versions: Version) -> None:
+        """Some workers have been told to load versions; on others they are cold."""
+        for version in versions:
+            if version.cold:
+                self._awaited[version.name, version.version] = version
+        self.plugin.dispatcher.wake()
+
+    def loaded(self, address: str) -> None:
+        """A worker has loaded something: if it takes too much, others must leave."""
+        registry = self.plugin.registry
+        worker = registry.workers[address]
+        for kind in worker.room:
+            space = self._space(worker, kind)
+            if space.free < 0:
+                place = find_place([space], 0, monotonic(), self._turn, urgent=True)
+                if isinstance(place, Place):
+                    self._make_room(place)
+
+    def check(self, busy: Collection[Line], now: float) -> float:
+        """See to those who wait for a cold version; return when to ask again.
+
+        Parameters
+        ----------
+        busy
+            The versions that have requests waiting.
+        now
+            Monotonic time in seconds.
+        """
+        until = math.inf
+        for version in list(self._awaited.values()):
+            until = min(until, self._first_load(version, now))
+        for line in busy:
+            if line.cold:
+                until = min(until, self._asked_for(line, now))
+        return until
+
+    # Without requests
+
+    def _first_load(self, version: Version, now: float) -> float:
+        """See to a version that no worker has tried, or that all shall have."""
+        which = version.name, version.version
+        deployment = self.plugin.registry.deployments.get(version.name)
+        if deployment is None or deployment.versions.get(which[1]) is not version:
+            del self._awaited[which]
+            return math.inf
+        self._refuse(deployment, version)
+        if not version.cold or (version.ready() and not deployment.kept_loaded):
+            del self._awaited[which]
+            return math.inf
+        if not deployment.kept_loaded:
+            return self._load_one(deployment, version, version.cold, now)
+        return min(
+            self._load_one(deployment, version, [address], now)
+            for address in list(version.cold)
+        )
+
+    def _refuse(self, deployment: Deployment, version: Version) -> None:
+        """Have a version fail where it never fits, whoever leaves."""
+        for space in self._spaces(deployment, version, version.cold):
+            if never_fits(space, version.nbytes):
+                error = ModelTooLarge(_too_large(deployment, version, space))
+                self.plugin.registry.memory.refuse(
+                    version, space.address, str(error), dump_failure(error)
+                )
+                self.plugin.versions.settle(deployment)
+                self.plugin.service.changed()
+
+    # For requests
+
+    def _asked_for(self, line: Line, now: float) -> float:
+        """See to a version that has requests waiting."""
+        which = line.name, line.version
+        if now < self._next.get(which, 0.0):
+            return self._next[which]
+        deployment = self.plugin.registry.deployments[line.name]
+        version = deployment.versions[line.version]
+        until = math.inf
+        for lane in line.queue.oldest(_LANES):
+            until = self._load_for(lane, line, deployment, version, now)
+            if until < math.inf:
+                self._next[which] = now + _PAUSE
+                break
+        return until
+
+    def _load_for(
+        self,
+        lane: Lane,
+        line: Line,
+        deployment: Deployment,
+        version: Version,
+        now: float,
+    ) -> float:
+        dispatcher = self.plugin.dispatcher
+        running = set(self.plugin.tasks.running())
+        fit = dispatcher.fitness.fit(line, running, now)
+        serving = dispatcher.admission.devices(lane, fit, [])
+        cold = [a for a in version.cold & running if line.health.admits(a)]
+        allowed = dispatcher.admission.reaches(lane, cold)
+        if not allowed or any(device.takes_more() for device in serving):
+            return math.inf
+        if serving:
+            busy = min(d.expected_free(now, dispatcher.link) for d in serving) - now
+            busy += line.waiting_seconds() / len(serving)
+            if busy < max(version.load_seconds.values(), default=_LOAD_SECONDS):
+                return math.inf
+        return self._load_one(deployment, version, allowed, now, urgent=not serving)
+
+    # Loading
+
+    def _load_one(
+        self,
+        deployment: Deployment,
+        version: Version,
+        addresses: Iterable[str],
+        now: float,
+        *,
+        urgent: bool = True,
+    ) -> float:
+        """Load a version on one of some workers, unless one is loading it already."""
+        loading = (ReplicaState.LOADING, ReplicaState.WARMING)
+        if any(r.state in loading for r in version.replicas.values()):
+            return math.inf
+        spaces = self._spaces(deployment, version, addresses)
+        place = find_place(spaces, version.nbytes, now, self._turn, urgent=urgent)
+        if not isinstance(place, Place):
+            return place
+        self._make_room(place)
+        address = place.address
+        replica = self.plugin.registry.memory.reload(version, address)
+        after = self.plugin.unloading.evictions(address)
+        self.plugin.loading.load(version, replica, after)
+        self.plugin.service.changed()
+        return math.inf
+
+    def _make_room(self, place: Place) -> None:
+        for tenant in place.leaving:
+            name, version = tenant.which
+            logger.info("%s lets go of %r %r for others", place.address, name, version)
+            found = self.plugin.registry.deployments[name].versions[version]
+            self.plugin.registry.memory.evict(found, place.address)
+            self.plugin.dispatcher.lines[name, version].devices.pop(place.address, None)
+            self.plugin.unloading.ask(place.address, name, version, keep=True)
+
+    # What workers have
+
+    def _spaces(
+        self, deployment: Deployment, version: Version, addresses: Iterable[str]
+    ) -> list[Space]:
+        workers = self.plugin.registry.workers
+        return [
+            self._space(workers[a], deployment.kind(workers[a]), deployment)
+            for a in sorted(addresses)
+        ]
+
+    def _space(
+        self, worker: WorkerFacts, kind: str, wanting: Deployment | None = None
+    ) -> Space:
+        """What a worker has on its device of a kind, for a deployment that wants it."""
+        tenants = []
+        memory = self.plugin.registry.memory
+        for deployment, version, replica in memory.occupants(worker, kind):
+            line = self.plugin.dispatcher.lines[version.name, version.version]
+            is_loading = replica.state is not ReplicaState.READY
+            since = math.inf if is_loading else replica.since or 0.0
+            # An update is to leave no gap.
+            serves = deployment is wanting and version.version in deployment.serving()
+            tenants.append(
+                Tenant(
+                    (version.name, version.version),
+                    version.nbytes,
+                    since,
+                    line.used.get(worker.address, since),
+                    is_loading or self._is_wanted(line, worker.address),
+                    deployment.kept_loaded or serves,
+                )
+            )
+        return Space(worker.address, worker.room.get(kind, math.inf), tuple(tenants))
+
+    def _is_wanted(self, line: Line, address: str) -> bool:
+        batches = self.plugin.dispatcher.running.batches.values()
+        return bool(line.queue.count) or any(
+            batch.line is line and batch.device.name == address for batch in batches
+        )
+
+
+def _too_large(deployment: Deployment, version: Version, space: Space) -> str:
+    kept = sum(tenant.nbytes for tenant in space.tenants if tenant.is_fixed)
+    others = f", of which {format_bytes(kept)} are kept for others" if kept else ""
+    return (
+        f"{deployment.name!r} {version.version!r} takes "
+        f"{format_bytes(version.nbytes)}, and models may take "
+        f"{format_bytes(int(space.nbytes))} of the memory of {space.address}{others}: "
+        "raise daskinfer.weights there, or add workers with more memory"
+    )
