@@ -140,6 +140,42 @@ def nbytes(key: str) -> int:
     return size
 
 
+def share_or_bytes(key: str) -> float | int | None:
+    """Return a share of something, a size in bytes, or None where there is no limit.
+
+    Returns
+    -------
+    float, int or None
+        A share is a float above 0, and 1 at most; a size is an int.
+
+    Raises
+    ------
+    ValueError
+        The value is neither, or is negative; the message names the key.
+
+    Examples
+    --------
+    >>> share_or_bytes("weights.device")
+    0.8
+    >>> with dask.config.set({"daskinfer.weights.device": "24 GiB"}):
+    ...     share_or_bytes("weights.device")
+    25769803776
+    """
+    value = get(key)
+    if value is None:
+        return None
+    wanted = "a share above 0 and up to 1, or a size such as '24 GiB'"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and 0 < value <= 1:
+        return float(value)
+    if not isinstance(value, str) and not (is_number and float(value).is_integer()):
+        raise _bad(key, value, wanted)
+    try:
+        return nbytes(key)
+    except ValueError as error:
+        raise _bad(key, value, wanted) from error
+
+
 def integer(key: str, minimum: int = 1) -> int:
     """Return a whole number.
 

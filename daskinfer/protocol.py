@@ -48,6 +48,7 @@ HELLO = "daskinfer-hello"
 WARMING = "daskinfer-warming"
 LOADED = "daskinfer-loaded"
 UNLOADED = "daskinfer-unloaded"
+PARKED = "daskinfer-parked"
 PROGRESS = "daskinfer-progress"
 DONE = "daskinfer-done"
 CACHED = "daskinfer-cached"
@@ -86,6 +87,11 @@ CHUNK = "daskinfer_chunk"
 INPUTS = "inputs"
 DEVICE = "device"
 CACHE = "cache"
+
+#: Where a worker found the weights that it loaded: in its own memory, off the device,
+#: or in the files of its host.
+HOST = "host"
+DISK = "disk"
 
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
@@ -157,7 +163,8 @@ class DropMessage(TypedDict):
 class LoadMessage(TypedDict):
     """Load this version, warm it, and say so; ``load`` tells loads apart.
 
-    ``active`` is the version of the deployment that answers now.
+    ``active`` is the version of the deployment that answers now. ``after`` are the
+    numbers of messages to unload whose memory must be free before this is built.
     """
 
     op: str
@@ -170,19 +177,22 @@ class LoadMessage(TypedDict):
     resources: dict[str, float] | None
     policy: dict[str, Any]
     cache: dict[str, Any] | None
+    after: list[int]
     stimulus_id: str
 
 
 class UnloadMessage(TypedDict):
     """Forget this version, and say when its memory is free.
 
-    ``unload`` tells such messages apart.
+    ``unload`` tells such messages apart. What is to ``keep`` may be wanted again: it
+    stays in the host's memory, off the device, if there is room.
     """
 
     op: str
     name: str
     version: str
     unload: int
+    keep: bool
     stimulus_id: str
 
 
@@ -211,6 +221,18 @@ class UnloadedMessage(TypedDict):
     name: str
     version: str
     unload: int
+
+
+class ParkedMessage(TypedDict):
+    """A version is in a worker's host memory, off the device; or is there no more.
+
+    Nothing is said when it is loaded from there, or was to be unloaded for good.
+    """
+
+    op: str
+    name: str
+    version: str
+    parked: bool
 
 
 class ReplaceMessage(TypedDict):
@@ -263,11 +285,17 @@ class LeavesMessage(TypedDict):
 
 
 class HelloMessage(TypedDict):
-    """A worker's runtime is set up; ``devices`` maps kind to device class."""
+    """A worker's runtime is set up; ``devices`` maps kind to device class.
+
+    ``room`` are the bytes that models may take, by kind of device. A kind is absent
+    where there is no limit, or where finding out would open a device that the worker
+    has not declared.
+    """
 
     op: str
     devices: dict[str, str]
     reasons: dict[str, str]
+    room: dict[str, int]
 
 
 class Failure(TypedDict):
@@ -282,6 +310,8 @@ class Failure(TypedDict):
 class LoadedMessage(TypedDict):
     """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up.
 
+    ``nbytes`` is what the weights take, 0 if the load failed. They came from a
+    ``source``: :data:`HOST`, :data:`DISK`, or empty for elsewhere, or nowhere.
     ``broken`` says why nothing runs on the device any more, if that came of it.
     """
 
@@ -295,6 +325,8 @@ class LoadedMessage(TypedDict):
     device_class: str
     timings: list[tuple[int, float]]
     seconds: float
+    nbytes: int
+    source: str
     broken: str
 
 

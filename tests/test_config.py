@@ -73,6 +73,7 @@ def test_keys_are_kebab_case() -> None:
         {"batching": {"max-batch-size": 0}},
         {"loading-threads": "two"},
         {"predict": {"chunk-bytes": "-1"}},
+        {"weights": {"device": 1.5}},
         {"send-interval": [1]},
         {"sendinterval": "1ms"},
     ],
@@ -141,6 +142,35 @@ def test_a_bad_size_is_refused_with_its_key(value: object) -> None:
         pytest.raises(ValueError, match=r"daskinfer\.gather\.small-limit is"),
     ):
         config.nbytes("gather.small-limit")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.8, 0.8),
+        (1, 1.0),
+        (2, 2),
+        (0, 0),
+        (2.0, 2),
+        ("24 GiB", 24 * 2**30),
+        (None, None),
+    ],
+)
+def test_a_share_or_a_size(value: object, expected: float | int | None) -> None:
+    settings = {"daskinfer": {"weights": {"host": value}}}
+    jsonschema.validate(dask.config.merge(DEFAULTS, settings), SCHEMA)
+    with dask.config.set({"daskinfer.weights.host": value}):
+        found = config.share_or_bytes("weights.host")
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("value", [-0.5, -1, 1.5, "half", True, [1], float("nan")])
+def test_a_bad_share_is_refused_with_its_key(value: object) -> None:
+    with (
+        dask.config.set({"daskinfer.weights.host": value}),
+        pytest.raises(ValueError, match=r"daskinfer\.weights\.host is .* share"),
+    ):
+        config.share_or_bytes("weights.host")
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.5, "2", True, None])
