@@ -68,8 +68,8 @@ class Diagnosis:
                 f"{counted(len(running), 'worker')} {are} starting, and {are} yet to "
                 "say what devices there are"
             )
-        if not line.queue.count and line.cold:
-            return None  # it is loaded for whoever asks
+        if problem is not None and not line.queue.count:
+            return None if self._registry.can_load(line.name, line.version) else problem
         if problem is not None or not line.queue.count:
             return problem
         ready = [address for address in line.devices if address in running]

@@ -284,6 +284,11 @@ class Registry:
             deployment.finds_device(worker) for worker in self.workers.values()
         )
 
+    def can_load(self, name: str, version: str) -> bool:
+        """Whether a version is cold somewhere, and loaded there if it is asked for."""
+        found = self.version(name, version)
+        return any(found.replicas[address].reason is None for address in found.cold)
+
     def problem(self, name: str, version: str | None = None) -> str | None:
         """Why a version is served by nobody, or None if somebody serves it."""
         deployment, found = self.deployment(name), self.version(name, version)

@@ -25,9 +25,10 @@ class Tenant:
     nbytes
         What its weights take.
     since, used
-        When it was loaded, and last given a batch, in seconds on a monotonic clock.
-    is_wanted
-        Whether it has batches under way, or requests that wait.
+        When it was loaded, and last answered a batch, in seconds on a monotonic clock.
+    wanted_until
+        Until when it is not to go, but for others that are wanted as well. Infinite
+        while it has batches under way, or requests that wait.
     is_fixed
         Whether it must not go, whoever else comes.
     """
@@ -36,7 +37,7 @@ class Tenant:
     nbytes: int
     since: float
     used: float
-    is_wanted: bool = False
+    wanted_until: float = -math.inf
     is_fixed: bool = False
 
 
@@ -52,11 +53,14 @@ class Space:
         What its models may take together.
     tenants
         Those that it has, or is loading.
+    has_parked
+        Whether the model in question lies in the memory of its host.
     """
 
     address: str
     nbytes: float
     tenants: tuple[Tenant, ...] = ()
+    has_parked: bool = False
 
     @property
     def free(self) -> float:
@@ -77,8 +81,9 @@ def find_place(
 ) -> Place | float:
     """Find the worker where a model costs the others least.
 
-    One with room before one without; and before one whose models are wanted, one where
-    nobody has asked for those that must leave, for the longest time.
+    First comes a worker where nobody has to leave who is wanted; then one whose host has
+    the model in memory; then one with room; then that where those who must leave have
+    not been used for the longest time.
 
     Parameters
     ----------
@@ -102,7 +107,7 @@ def find_place(
     Examples
     --------
     >>> idle = Tenant(("a", "1"), 6, since=0.0, used=10.0)
-    >>> busy = Tenant(("b", "1"), 6, since=0.0, used=20.0, is_wanted=True)
+    >>> busy = Tenant(("b", "1"), 6, since=0.0, used=20.0, wanted_until=math.inf)
     >>> spaces = [Space("tcp://w:1", 10, (idle,)), Space("tcp://w:2", 10, (busy,))]
     >>> place = find_place(spaces, 8, now=21.0, turn=5.0, urgent=True)
     >>> place.address, [tenant.which for tenant in place.leaving]
@@ -111,14 +116,15 @@ def find_place(
     5.0
     """
     until = math.inf
-    best: tuple[tuple[bool, bool, float, float], Place] | None = None
+    best: tuple[tuple[bool, bool, bool, float, float], Place] | None = None
     for space in spaces:
         leaving = _leaving(space, nbytes, now, turn, urgent)
         if isinstance(leaving, float):
             until = min(until, leaving)
             continue
         cost = (
-            any(tenant.is_wanted for tenant in leaving),
+            any(tenant.wanted_until > now for tenant in leaving),
+            not space.has_parked,
             bool(leaving),
             max((tenant.used for tenant in leaving), default=0.0),
             -space.free,
@@ -143,7 +149,7 @@ def _leaving(
         return []
     leaving: list[Tenant] = []
     until = math.inf
-    for tenant in sorted(space.tenants, key=lambda t: (t.is_wanted, t.used)):
+    for tenant in sorted(space.tenants, key=lambda t: (t.wanted_until > now, t.used)):
         if tenant.is_fixed:
             continue
         at = _may_go_at(tenant, turn, urgent)
@@ -159,8 +165,8 @@ def _leaving(
 
 def _may_go_at(tenant: Tenant, turn: float, urgent: bool) -> float:
     if urgent:
-        return tenant.since + turn if tenant.is_wanted else -math.inf
-    return math.inf if tenant.is_wanted else tenant.used + turn
+        return min(tenant.wanted_until, tenant.since + turn)
+    return max(tenant.wanted_until, tenant.used + turn)
 
 
 def _needed(leaving: list[Tenant], spare: float) -> list[Tenant]:

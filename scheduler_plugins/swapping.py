@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dask.utils import format_bytes
@@ -164,7 +165,7 @@ class Swapping:
         if serving:
             busy = min(d.expected_free(now, dispatcher.link) for d in serving) - now
             busy += line.waiting_seconds() / len(serving)
-            if busy < max(version.load_seconds.values(), default=_LOAD_SECONDS):
+            if busy < load_seconds(version):
                 return math.inf
         return self._load_one(deployment, version, allowed, now, urgent=not serving)
 
@@ -184,6 +185,10 @@ class Swapping:
         if any(r.state in loading for r in version.replicas.values()):
             return math.inf
         spaces = self._spaces(deployment, version, addresses)
+        for space in spaces:
+            never = never_fits(space, version.nbytes)
+            told = _too_large(deployment, version, space) if never else None
+            version.replicas[space.address].reason = told
         place = find_place(spaces, version.nbytes, now, self._turn, urgent=urgent)
         if not isinstance(place, Place):
             return place
@@ -211,7 +216,10 @@ class Swapping:
     ) -> list[Space]:
         workers = self.plugin.registry.workers
         return [
-            self._space(workers[a], deployment.kind(workers[a]), deployment)
+            replace(
+                self._space(workers[a], deployment.kind(workers[a]), deployment),
+                has_parked=version.replicas[a].is_parked,
+            )
             for a in sorted(addresses)
         ]
 
@@ -225,6 +233,7 @@ class Swapping:
             line = self.plugin.dispatcher.lines[version.name, version.version]
             is_loading = replica.state is not ReplicaState.READY
             since = math.inf if is_loading else replica.since or 0.0
+            used = line.used.get(worker.address, since)
             # An update is to leave no gap.
             serves = deployment is wanting and version.version in deployment.serving()
             tenants.append(
@@ -232,8 +241,11 @@ class Swapping:
                     (version.name, version.version),
                     version.nbytes,
                     since,
-                    line.used.get(worker.address, since),
-                    is_loading or self._is_wanted(line, worker.address),
+                    used,
+                    math.inf
+                    if is_loading or self._is_wanted(line, worker.address)
+                    # Not sooner than it could be back.
+                    else used + load_seconds(version),
                     deployment.kept_loaded or serves,
                 )
             )
@@ -244,6 +256,11 @@ class Swapping:
         return bool(line.queue.count) or any(
             batch.line is line and batch.device.name == address for batch in batches
         )
+
+
+def load_seconds(version: Version) -> float:
+    """How long it takes to load a version, if it is not in the memory of the host."""
+    return max(version.load_seconds.values(), default=_LOAD_SECONDS)
 
 
 def _too_large(deployment: Deployment, version: Version, space: Space) -> str:

@@ -42,7 +42,7 @@ def test_the_least_recently_used_leaves():
 
 
 def test_room_is_preferred_to_making_some_and_the_idle_to_the_busy():
-    busy = Space("a", 50, (tenant("x", is_wanted=True, since=0.0),))
+    busy = Space("a", 50, (tenant("x", wanted_until=math.inf, since=0.0),))
     idle = Space("b", 50, (tenant("y", used=99.9),))
     free = Space("c", 50)
     assert find(busy, idle).address == "b"
@@ -54,14 +54,27 @@ def test_of_idle_ones_the_longest_unused_leaves_whichever_worker_it_is_on():
     assert find(*spaces).address == "b"
 
 
+def test_one_that_was_used_just_now_is_wanted_for_a_while():
+    space = Space("a", 50, (tenant("x", since=98.0, wanted_until=100.5),))
+    assert find(space) == 100.5
+    assert leaving(find(space, now=100.5)) == ["x"]
+
+
+def test_it_comes_back_where_it_is_parked():
+    full = Space("a", 50, (tenant("x"),), has_parked=True)
+    assert find(Space("b", 50), full).address == "a"
+    busy = Space("a", 50, (tenant("x", wanted_until=math.inf),), has_parked=True)
+    assert find(Space("b", 50), busy).address == "b"
+
+
 def test_a_busy_one_leaves_after_its_turn_only():
-    space = Space("a", 50, (tenant("x", is_wanted=True, since=98.0),))
+    space = Space("a", 50, (tenant("x", wanted_until=math.inf, since=98.0),))
     assert find(space) == 98.0 + TURN
     assert leaving(find(space, now=98.0 + TURN)) == ["x"]
 
 
 def test_where_it_is_not_urgent_nobody_leaves_that_is_in_use_or_was_just_now():
-    busy = Space("a", 50, (tenant("x", is_wanted=True),))
+    busy = Space("a", 50, (tenant("x", wanted_until=math.inf),))
     recent = Space("b", 50, (tenant("y", used=97.0),))
     assert find(busy, recent, urgent=False) == 97.0 + TURN
     assert leaving(find(busy, recent, urgent=False, now=102.0)) == ["y"]
@@ -82,7 +95,7 @@ def test_small_ones_that_would_not_help_stay():
 
 
 def test_what_is_being_loaded_stays():
-    loading = tenant("x", is_wanted=True, since=math.inf, used=math.inf)
+    loading = tenant("x", wanted_until=math.inf, since=math.inf, used=math.inf)
     assert find(Space("a", 50, (loading,))) == math.inf
 
 
@@ -92,7 +105,7 @@ tenants = st.builds(
     st.integers(0, 60),
     since=st.floats(0, 110),
     used=st.floats(0, 110),
-    is_wanted=st.booleans(),
+    wanted_until=st.sampled_from([-math.inf, math.inf]) | st.floats(0, 120),
     is_fixed=st.booleans(),
 )
 spaces = st.builds(
@@ -100,6 +113,7 @@ spaces = st.builds(
     st.sampled_from("abcd"),
     st.integers(0, 200),
     st.lists(tenants, max_size=6).map(tuple),
+    st.booleans(),
 )
 
 
@@ -124,17 +138,19 @@ def test_whatever_workers_have_a_place_is_enough_and_costs_nobody_more_than_it_m
         assert one in space.tenants
         assert space.free + gone - one.nbytes < nbytes
         assert not one.is_fixed
-        if one.is_wanted:
+        if one.wanted_until > NOW:
             assert urgent
             assert one.since + TURN <= NOW
         if not urgent:
             assert one.used + TURN <= NOW
-    if found.leaving:
+    if found.leaving and not space.has_parked:
         assert not any(other.free >= nbytes for other in spaces)
-    if any(one.is_wanted for one in found.leaving):
+    if any(one.wanted_until > NOW for one in found.leaving):
         for other in spaces:
             idle = sum(
-                t.nbytes for t in other.tenants if not (t.is_wanted or t.is_fixed)
+                t.nbytes
+                for t in other.tenants
+                if t.wanted_until <= NOW and not t.is_fixed
             )
             assert other.free + idle < nbytes
 
