@@ -81,7 +81,7 @@ def find_place(
 ) -> Place | float:
     """Find the worker where a model costs the others least.
 
-    First comes a worker where nobody has to leave who is wanted; then one whose host has
+    First comes a worker where nobody must leave who is wanted; then one whose host has
     the model in memory; then one with room; then that where those who must leave have
     not been used for the longest time.
 

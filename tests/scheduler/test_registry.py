@@ -244,3 +244,103 @@ def test_a_version_that_breaks_a_workers_device_each_time_is_not_loaded_again():
     assert made.settled()
     # Others may fare better.
     assert [v.name for v, _ in registry.join(worker(B))] == ["m", "n"]
+
+
+# Room
+
+
+def small(address=A, room=100):
+    return WorkerFacts(address, {"cpu": "cpu"}, {}, {}, room={"cpu": room})
+
+
+def of_size(nbytes, name="m"):
+    return Version(name, "1", "digest", nbytes=nbytes)
+
+
+def test_what_finds_no_room_is_cold():
+    registry = Registry()
+    registry.join(small())
+    assert [r.address for r in registry.add(deployment("m"), of_size(60))] == [A]
+    assert registry.add(deployment("n"), of_size(60, "n")) == []
+    found = registry.version("n")
+    assert found.cold == {A}
+    assert found.replicas[A].state is ReplicaState.COLD
+    assert not found.settled()
+    assert [r.address for r in registry.add(deployment("o"), of_size(40, "o"))] == [A]
+
+
+def test_a_worker_that_joins_loads_what_it_has_room_for():
+    registry = Registry()
+    for name in "mno":
+        registry.add(deployment(name), of_size(40, name))
+    loads = registry.join(small())
+    assert [version.name for version, _ in loads] == ["m", "n"]
+    assert registry.version("o").cold == {A}
+    registry.leave(A)
+    assert registry.version("o").cold == set()
+
+
+def test_room_is_counted_by_kind_of_device():
+    registry = Registry()
+    devices = {"npu": "npu", "cpu": "cpu"}
+    room = {"npu": 50, "cpu": 50}
+    registry.join(WorkerFacts(A, devices, {}, {}, room=room))
+    assert registry.add(deployment("m", device="npu"), of_size(50, "m"))
+    assert registry.add(deployment("n", device="cpu"), of_size(50, "n"))
+    assert not registry.add(deployment("o", device="auto"), of_size(1, "o"))
+
+
+def test_what_was_evicted_is_loaded_by_a_new_number():
+    registry = Registry()
+    registry.join(small())
+    (replica,) = registry.add(deployment(), of_size(60))
+    first = replica.load
+    assert loaded(registry, A)
+    found = registry.version("m")
+    registry.memory.evict(found, A)
+    assert (replica.state, found.cold, found.evictions) == (ReplicaState.COLD, {A}, 1)
+    assert not registry.awaits("m", "1", A, first)
+    registry.memory.parked("m", "1", A, True)
+    assert replica.is_parked
+    assert registry.memory.reload(found, A) is replica
+    assert (replica.state, found.cold) == (ReplicaState.LOADING, set())
+    assert not replica.is_parked
+    assert registry.awaits("m", "1", A, replica.load)
+
+
+def test_a_load_that_fails_where_it_was_ready_before_is_tried_again():
+    registry = Registry()
+    registry.join(small())
+    (replica,) = registry.add(deployment(), of_size(60))
+    assert loaded(registry, A)
+    replica.since = 1.0
+    found = registry.version("m")
+    for _ in range(MAX_RELOADS):
+        registry.memory.evict(found, A)
+        registry.memory.reload(found, A)
+        registry.failed("m", "1", A, "no memory", None)
+        assert (replica.state, replica.reason) == (ReplicaState.COLD, "no memory")
+    registry.memory.reload(found, A)
+    registry.failed("m", "1", A, "no memory", None)
+    assert replica.state is ReplicaState.FAILED
+
+
+def test_a_cold_version_is_no_problem_unless_it_cannot_be_loaded():
+    registry = Registry()
+    registry.join(small())
+    registry.add(deployment("m"), of_size(60))
+    registry.add(deployment("n"), of_size(60, "n"))
+    assert registry.can_load("n", "1")
+    assert registry.problem("n") == f"no worker is ready: {A}: cold"
+    registry.version("n").replicas[A].reason = "it is too large"
+    assert not registry.can_load("n", "1")
+
+
+def test_a_device_that_broke_loads_nothing_that_was_cold():
+    registry = Registry()
+    registry.join(small())
+    registry.add(deployment("m"), of_size(60))
+    registry.add(deployment("n"), of_size(60, "n"))
+    registry.device_failed(A, "it broke", replaced=False)
+    assert registry.version("n").cold == set()
+    assert registry.version("n").replicas[A].state is ReplicaState.FAILED
