@@ -61,8 +61,8 @@ class Replica:
     ``load`` numbers the loads that were ever asked for, ``reloads`` counts those that
     brought something else, or failed though it had been ready before. ``doubt`` says
     why it is to be tried with one request before it is given more. ``since`` is when it
-    was ready, in seconds on a monotonic clock. What ``is_parked`` is cold, and lies in
-    the memory of the host.
+    was ready, and ``asked`` when it was told to load, in seconds on a monotonic clock.
+    What ``is_parked`` is cold, and lies in the memory of the host.
     """
 
     address: str
@@ -77,6 +77,7 @@ class Replica:
     doubt: str | None = None
     reloads: int = 0
     since: float | None = None
+    asked: float = 0.0
     is_parked: bool = False
 
 

@@ -39,6 +39,7 @@ class Loading:
     ) -> None:
         """Have a worker load a version, after it has let go of others."""
         deployment = self.plugin.registry.deployment(version.name)
+        replica.asked = monotonic()
         message: protocol.LoadMessage = {
             "op": protocol.LOAD,
             "name": version.name,

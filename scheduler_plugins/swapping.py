@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from dask.utils import format_bytes
 from distributed.metrics import monotonic
@@ -28,6 +29,9 @@ logger = logging.getLogger("distributed.inference.swapping")
 _LANES = 32
 #: Seconds that a load is expected to take before any was measured.
 _LOAD_SECONDS = 1.0
+#: Times as long as expected that a load may take before another worker begins one, and
+#: seconds that it may take in any case.
+_PATIENCE, _LEAST_PATIENCE = 10, 10.0
 #: Seconds between two looks for room, for one version. Looking takes a while, and what
 #: has changed meanwhile is seen then.
 _PAUSE = 0.02
@@ -55,7 +59,7 @@ class Swapping:
         self.plugin = plugin
         self._turn = config.seconds("weights.turn") or 0.0
         self._awaited: dict[tuple[str, str], Version] = {}
-        self._next: dict[tuple[str, str], float] = {}
+        self._next: WeakKeyDictionary[Line, float] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<Swapping awaits: {sorted(self._awaited)}>"
@@ -95,7 +99,11 @@ class Swapping:
             until = min(until, self._first_load(version, now))
         for line in busy:
             if line.cold:
-                until = min(until, self._asked_for(line, now))
+                try:
+                    until = min(until, self._asked_for(line, now))
+                except Exception:
+                    # Others go on.
+                    logger.exception("%r cannot be loaded", line)
         return until
 
     # Without requests
@@ -133,16 +141,15 @@ class Swapping:
 
     def _asked_for(self, line: Line, now: float) -> float:
         """See to a version that has requests waiting."""
-        which = line.name, line.version
-        if now < self._next.get(which, 0.0):
-            return self._next[which]
+        if now < self._next.get(line, 0.0):
+            return self._next[line]
         deployment = self.plugin.registry.deployments[line.name]
         version = deployment.versions[line.version]
         until = math.inf
         for lane in line.queue.oldest(_LANES):
             until = self._load_for(lane, line, deployment, version, now)
             if until < math.inf:
-                self._next[which] = now + _PAUSE
+                self._next[line] = now + _PAUSE
                 break
         return until
 
@@ -158,7 +165,14 @@ class Swapping:
         running = set(self.plugin.tasks.running())
         fit = dispatcher.fitness.fit(line, running, now)
         serving = dispatcher.admission.devices(lane, fit, [])
-        cold = [a for a in version.cold & running if line.health.admits(a)]
+        # Once it is loaded it is tried.
+        on_trial = set(line.health.candidates(now))
+        cold = [
+            address
+            for address in version.cold & running
+            if line.health.admits(address) or address in on_trial
+            if not dispatcher.lines.is_stuck(address)
+        ]
         allowed = dispatcher.admission.reaches(lane, cold)
         if not allowed or any(device.takes_more() for device in serving):
             return math.inf
@@ -181,9 +195,9 @@ class Swapping:
         urgent: bool = True,
     ) -> float:
         """Load a version on one of some workers, unless one is loading it already."""
-        loading = (ReplicaState.LOADING, ReplicaState.WARMING)
-        if any(r.state in loading for r in version.replicas.values()):
-            return math.inf
+        until = _under_way_until(version)
+        if now < until:
+            return until
         spaces = self._spaces(deployment, version, addresses)
         for space in spaces:
             never = never_fits(space, version.nbytes)
@@ -256,6 +270,14 @@ class Swapping:
         return bool(line.queue.count) or any(
             batch.line is line and batch.device.name == address for batch in batches
         )
+
+
+def _under_way_until(version: Version) -> float:
+    """Until when a load that is under way is waited for. A worker may be frozen."""
+    loading = (ReplicaState.LOADING, ReplicaState.WARMING)
+    asked = [r.asked for r in version.replicas.values() if r.state in loading]
+    patience = max(_PATIENCE * load_seconds(version), _LEAST_PATIENCE)
+    return max(asked, default=-math.inf) + patience
 
 
 def load_seconds(version: Version) -> float:

@@ -20,6 +20,7 @@ from scheduler_plugins.registry import Registry
 from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Route, Routing
 from tests.scheduler.bench import done_message
+from tests.scheduler.memory import Memory
 from tests.scheduler.tasks import ENDED, DaskTasks, Task
 
 SECONDS = 0.01
@@ -40,6 +41,8 @@ class Cluster:
         Seconds that a batch of each deployment may run.
     hung_after
         Seconds past that after which a worker is taken out.
+    room
+        How many models each worker has room for on a device.
 
     Attributes
     ----------
@@ -59,6 +62,7 @@ class Cluster:
         policies: Mapping[str, BatchPolicy],
         limits: Mapping[str, float | None],
         hung_after: float = math.inf,
+        room: float = math.inf,
     ) -> None:
         self.kinds = kinds
         self.policies = policies
@@ -81,7 +85,9 @@ class Cluster:
             warn_after=math.inf,
             suspicion=Suspicion(20, 1.0, hung_after),
             place=lambda request, line: self.lifecycle.place(request),
+            swap=lambda lines, now: self.memory.swapping.check(lines, now),
         )
+        self.memory = Memory(self, room)
         self.lifecycle = Lifecycle(
             self.tasks,  # type: ignore[arg-type]
             self.registry,
@@ -112,14 +118,16 @@ class Cluster:
             batch_timeout=self.limits[name],
             breaker=BreakerPolicy(cooldown=0.5, max_cooldown=2),
         )
-        version = Version(name, "1", "digest", policy=self.policies[name])
-        self.registry.add(deployment, version)
+        version = Version(name, "1", "digest", policy=self.policies[name], nbytes=1)
+        replicas = self.registry.add(deployment, version)
         self.dispatcher.lines.open(deployment, version)
-        for address in self.batches:
-            self._load(name, address, None)
+        for replica in replicas:
+            self.memory.load(version, replica)
+        self.memory.swapping.assigned(version)
 
     def undeploy(self, name: str) -> None:
-        self.registry.remove(name)
+        deployment = self.registry.remove(name)
+        self.memory.unloading.ask_all(deployment.versions["1"])
         waiting = self.dispatcher.close(name, "1")
         self.lifecycle.fail_waiting(waiting, UnknownDeployment(f"{name!r} is gone"))
         self.dispatcher.forget(name)
@@ -139,8 +147,7 @@ class Cluster:
         self.lose(address, expected=True)
         self.tasks.workers.append(address)
         self.batches[address], self.fetching[address] = [], []
-        for name in self.registry.deployments:
-            self._load(name, address, doubt)
+        self.memory.join(address, doubt)
 
     def lose(self, address: str, *, expected: bool) -> None:
         if address in self.tasks.workers:
@@ -148,12 +155,14 @@ class Cluster:
             self.fetching.pop(address, None)
             self.strays = [stray for stray in self.strays if stray[0] != address]
             self.tasks.lose(address)
+            self.memory.lose(address)
             self.dispatcher.worker_lost(address, expected=expected)
 
     def take_out(self, address: str) -> None:
         """A worker's device is broken or hangs; its process is still there."""
         self._abandon(address)
         del self.batches[address], self.fetching[address]
+        self.registry.device_failed(address, "broken", replaced=False)
         self.dispatcher.device_failed(address)
 
     def wanted(self, message: Any) -> list[int]:
@@ -201,10 +210,6 @@ class Cluster:
         about["inputs"] = dict(zip(message["keys"], message["payloads"], strict=True))
         self.dispatcher.done(done_message(message, SECONDS) | about, address)
 
-    def _load(self, name: str, address: str, doubt: str | None) -> None:
-        kind, timings = self.kinds[name], [(1, SECONDS), (64, SECONDS)]
-        self.dispatcher.device_ready(name, "1", address, kind, timings, doubt)
-
     def _abandon(self, address: str) -> None:
         for messages in (self.batches[address], self.fetching[address]):
             self.strays += [(address, message) for message in messages]
@@ -222,6 +227,7 @@ class Cluster:
         if message["op"] == protocol.DROP:
             self._dropped |= {(message["batch"], key) for key in message["keys"]}
             return
+        self.memory.check_loaded(message["name"], address)
         sent = [self.requests[key] for key in message["keys"]]
         # Those in a group run isolated.
         message["alone"] = sent[0].group is not None

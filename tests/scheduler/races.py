@@ -35,6 +35,7 @@ class World:
             # The longer one is past the time after which a device is suspect.
             limits={"x": 0.3, "y": pick([0.3, 5.0])},
             hung_after=pick([3.0, math.inf]),
+            room=pick([math.inf, math.inf, 1]),
         )
         last, one = frozenset({self.addresses[-1]}), frozenset({pick(self.addresses)})
         liked = [Constraint(workers=some, preferred_only=True) for some in (last, one)]
@@ -134,6 +135,11 @@ class World:
         if self.cluster.strays:
             self.cluster.say(*self.cluster.strays.pop())
 
+    def load_or_unload(self) -> None:
+        """A worker gets on with what it was told to load, or to free."""
+        if (address := self._any_worker()) is not None:
+            self.cluster.memory.work(address)
+
     def die(self) -> None:
         self.cluster.lose(self.random.choice(self.addresses), expected=False)
 
@@ -188,6 +194,10 @@ class World:
         tasks = self.cluster.tasks.by_key.values()
         found = [task for task in tasks if (task.state in ENDED) is ended]
         return self.random.choice(found) if found else None
+
+    def _any_worker(self) -> str | None:
+        there = list(self.cluster.batches)
+        return self.random.choice(there) if there else None
 
     def _any_busy(self) -> str | None:
         batches = self.cluster.batches

@@ -35,6 +35,7 @@ EVENTS = {
     World.rejoin: 6.0,
     World.pause_or_resume: 2.0,
     World.redeploy: 2.0,
+    World.load_or_unload: 10.0,
     World.restart: 0.2,
 }
 #: In each life some of it is more frequent, and some never happens.
@@ -89,6 +90,8 @@ async def finish(world: World, silent: str | None) -> None:
     """From now on nothing bad happens, but that a worker is silent."""
     cluster = world.cluster
     for _ in range(400):
+        for address in cluster.batches.keys() - {silent}:
+            cluster.memory.work(address)
         busy = [a for a, batches in cluster.batches.items() if batches and a != silent]
         if busy:
             cluster.answer(world.random.choice(busy))
@@ -101,7 +104,7 @@ async def finish(world: World, silent: str | None) -> None:
 
 
 def moody(rng: random.Random) -> dict:
-    always = World.submit, World.answer
+    always = World.submit, World.answer, World.load_or_unload
     return {e: n * (e in always or rng.choice(MOODS)) for e, n in EVENTS.items()}
 
 

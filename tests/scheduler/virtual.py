@@ -16,6 +16,7 @@ from scheduler_plugins import (
     recovery,
     running,
     supervision,
+    swapping,
     timer,
     waiting,
 )
@@ -52,6 +53,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
             recovery,
             running,
             supervision,
+            swapping,
             timer,
             waiting,
         ):
