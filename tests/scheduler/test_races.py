@@ -89,6 +89,9 @@ async def storm(world: World) -> None:
 async def finish(world: World, silent: str | None) -> None:
     """From now on nothing bad happens, but that a worker is silent."""
     cluster = world.cluster
+    for stray in [stray for stray in cluster.strays if stray[0] != silent]:
+        cluster.strays.remove(stray)
+        cluster.say(*stray)
     for _ in range(400):
         for address in cluster.batches.keys() - {silent}:
             cluster.memory.work(address)
