@@ -46,9 +46,9 @@ class DeploymentFailed(InferenceError):
 
 
 class ModelTooLarge(InferenceError):
-    """A model takes more memory than models may take on a worker.
+    """A model takes more memory than models may take of a worker's device.
 
-    The message tells both, and which setting limits it.
+    The message tells both, and the settings that decide.
     """
 
 

@@ -40,11 +40,14 @@ class Held:
     memory
         They themselves. Where it is a mapped file, processes share it as long as
         nobody writes to it, and the file is not removed as long as it is mapped.
+    was_there
+        Whether the file was whole when it was asked for, so that nothing was fetched.
     """
 
     memory: memoryview = field(repr=False)
     _path: str | None = None
     _signature: _Signature | None = None
+    was_there: bool = False
 
     def is_unchanged(self) -> bool:
         """Whether nobody has written to the file since it was verified."""
@@ -147,7 +150,7 @@ class Store:
             if known or chunks.is_all_whole(memory):
                 self._verified[chunks.key] = signature
                 _touch(path, status.st_mtime_ns)
-                return Held(memory, path, signature)
+                return Held(memory, path, signature, was_there=True)
         logger.warning("Removed %s, which is damaged", path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

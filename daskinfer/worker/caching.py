@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.metrics import monotonic
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -36,6 +36,17 @@ _CAUTION = 0.9
 _MOST_WAITING = 32 * 2**20
 
 
+class Shrinkable(Protocol):
+    """What can give memory of the host back."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it has."""
+
+    def shrink(self, nbytes: int, /) -> int:
+        """Give so many back at least, or all; return how many. From any thread."""
+
+
 class Caches:
     """The result caches of one worker, by deployment.
 
@@ -55,6 +66,7 @@ class Caches:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._caches: dict[str, ResultCache] = {}
+        self._others: list[Shrinkable] = []
         self._finder = ThreadPoolExecutor(1, thread_name_prefix="daskinfer-look-up")
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="daskinfer-keep")
         self._waiting = 0
@@ -79,10 +91,13 @@ class Caches:
         self._caches[name] = cache = ResultCache.configured(name, policy)
         # What is on disk is found before it is asked for.
         self._keeper.submit(contain, cache.sweep)
-        if "daskinfer-caches" not in self._worker.periodic_callbacks:
-            timer = PeriodicCallback(self._tend, _TEND_EVERY)
-            self._worker.periodic_callbacks["daskinfer-caches"] = timer
-            timer.start()
+        self._begin_to_tend()
+
+    def shrink_too(self, other: Shrinkable) -> None:
+        """Have something else give memory back as well, from now on."""
+        if other not in self._others:
+            self._others.append(other)
+            self._begin_to_tend()
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Let go of what belongs to deployments that are gone."""
@@ -175,6 +190,12 @@ class Caches:
 
     # Time and space
 
+    def _begin_to_tend(self) -> None:
+        if "daskinfer-caches" not in self._worker.periodic_callbacks:
+            timer = PeriodicCallback(self._tend, _TEND_EVERY)
+            self._worker.periodic_callbacks["daskinfer-caches"] = timer
+            timer.start()
+
     async def _tend(self) -> None:
         try:
             await self._give_back()
@@ -199,12 +220,13 @@ class Caches:
             manager.memory_pause_fraction,
         )
         self._is_short = excess > 0
-        for cache in sorted(self._caches.values(), key=lambda cache: -cache.nbytes):
+        all_of_them: list[Shrinkable] = [*self._caches.values(), *self._others]
+        for one in sorted(all_of_them, key=lambda one: -one.nbytes):
             if excess <= 0:
                 break
-            held = cache.nbytes
+            held = one.nbytes
             if held:
-                excess -= await self.store(cache.shrink, min(excess, held))
+                excess -= await self.store(one.shrink, min(excess, held))
 
 
 def excess_bytes(

@@ -5,35 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.metrics import monotonic
-from distributed.threadpoolexecutor import ThreadPoolExecutor
 
-from daskinfer import config, protocol, transport
-from daskinfer.device import RESOURCE_NAMES
-from daskinfer.failure import contain, describe, dump_failure
-from daskinfer.worker.execution import Call
+from daskinfer import protocol, transport
+from daskinfer.failure import describe, dump_failure
+from daskinfer.worker.building import Builder
 from daskinfer.worker.inputs import frames
-from daskinfer.worker.weights import Weights
+from daskinfer.worker.parking import Parking
+from daskinfer.worker.room import Room
+from daskinfer.worker.unloading import Unloader, tell_parked
 
 if TYPE_CHECKING:
     from distributed import Future, Worker
 
-    from daskinfer.artifact.store import Held
     from daskinfer.device import DeviceReport
     from daskinfer.worker.caching import Caches
     from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.models import ResidentModel
+    from daskinfer.worker.parking import Which
 
 logger = logging.getLogger("distributed.inference.loading")
-
-#: Seconds that each step of a warm-up waits for a device which is busy.
-_PATIENCE = 0.25
 
 _here = threading.local()
 
@@ -56,33 +54,38 @@ class Loader:
         What is there, by name and version; some are being warmed.
     active
         The version that answers, by name. Never changed, but replaced.
+    parking
+        What was loaded, and may be wanted again.
 
     Notes
     -----
-    Lives on the worker's event loop; models are built in a thread of their own and
-    warmed on the device's.
+    Lives on the worker's event loop.
     """
 
     def __init__(self, worker: Worker, device: DeviceQueue, caches: Caches) -> None:
         self.models: dict[tuple[str, str], ResidentModel] = {}
         self.active: Mapping[str, str] = {}
-        self._caches = caches
         self._worker = worker
         self._device = device
-        self._weights = Weights(worker)
-        self._loading: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._caches = caches
+        self._loading: dict[Which, asyncio.Task[None]] = {}
         self._awaited: list[threading.Event] = []
-        self._is_closing = False
-        self._thread = ThreadPoolExecutor(
-            config.integer("loading-threads"), thread_name_prefix="daskinfer-loader"
+        self._room = Room(worker)
+        self._builder = Builder(worker, device, self._room)
+        self.parking = Parking(self._room_to_park, self._evicted)
+        self._unloader = Unloader(
+            worker, device, self.parking, caches, lambda: bool(self._awaited)
         )
 
     def __repr__(self) -> str:
-        return f"<Loader models: {len(self.models)} loading: {len(self._loading)}>"
+        return (
+            f"<Loader models: {len(self.models)} loading: {len(self._loading)} "
+            f"parked: {len(self.parking)}>"
+        )
 
-    async def detect(self) -> DeviceReport:
-        """Look for devices."""
-        return await self._in_thread(_detect)  # type: ignore[no-any-return]
+    async def detect(self) -> tuple[DeviceReport, dict[str, int]]:
+        """Look for devices, and how many bytes models may take of them."""
+        return await self._builder.detect()
 
     def find(self, name: str, version: str | None) -> ResidentModel | None:
         """A loaded model.
@@ -123,6 +126,7 @@ class Loader:
         changed = threading.Event()
         future.add_done_callback(lambda _: changed.set())
         self._awaited.append(changed)
+        self._worker.loop.add_callback(self._unloader.give_way)
         try:
             while (found := self.find(name, version)) is None and not future.done():
                 changed.wait()
@@ -137,49 +141,69 @@ class Loader:
         self.activate(message["name"], message["active"])
         if (earlier := self._loading.pop(which, None)) is not None:
             earlier.cancel()
-        task = asyncio.create_task(self._load(message), name=f"load-{which}")
+        leaving = self._unloader.keeping(which)
+        # At once, before others that leave the device take its place.
+        parked = None if leaving else self.parking.take(which, message["digest"])
+        load = self._load(which, message, leaving, parked)
+        task = asyncio.create_task(load, name=f"load-{which}")
         self._loading[which] = task
         self._caches.open(message["name"], message["cache"])
         task.add_done_callback(partial(self._ended, which))
 
-    def forget(
-        self, name: str, version: str
-    ) -> tuple[ResidentModel | None, list[asyncio.Task[None]]]:
-        """Forget a version; return what is left of it.
+    def unload(
+        self,
+        which: Which,
+        number: int,
+        keep: bool,
+        jobs: Iterable[asyncio.Future[Any]],
+    ) -> None:
+        """Forget a version, and say so once its memory is free.
 
-        Returns
-        -------
-        ResidentModel or None
-            Itself, if it was there.
-        list of asyncio.Task
-            Its load, called off, which ends when its thread does.
+        Parameters
+        ----------
+        which, number, keep
+            As an :class:`~daskinfer.protocol.UnloadMessage` says.
+        jobs
+            Its batches that have come, and are not answered.
         """
-        loading = self._loading.pop((name, version), None)
-        if loading is not None:
+        name = which[0]
+        pending = set(jobs)
+        if (loading := self._loading.pop(which, None)) is not None:
             loading.cancel()
-        model = self.models.pop((name, version), None)
+            pending.add(loading)
+        model = self.models.pop(which, None)
         if not any(key[0] == name for key in (*self.models, *self._loading)):
             self.active = {k: v for k, v in self.active.items() if k != name}
-        self._caches.keep_only(key[0] for key in {**self.models, **self._loading})
-        return model, [] if loading is None else [loading]
+        names = {key[0] for key in (*self.models, *self._loading)}
+        if keep:
+            names.add(name)
+        self._caches.keep_only(names | self.parking.names())
+        # What is not run in yet would not be later either.
+        keep = keep and loading is None
+        self._unloader.begin(which, number, model, pending, keep)
 
     def close(self) -> None:
         """Let go of everything."""
-        self._is_closing = True
         for loading in self._loading.values():
             loading.cancel()
-        self._thread.shutdown(wait=False)
-        self._weights.close()
+        self._builder.close()
         self.models.clear()
+        self.parking.clear()
 
-    def _ended(self, which: tuple[str, str], task: asyncio.Task[None]) -> None:
+    def _ended(self, which: Which, task: asyncio.Task[None]) -> None:
         if self._loading.get(which) is task:
             del self._loading[which]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("Loading %r %r failed", *which, exc_info=error)
 
-    async def _load(self, message: dict[str, Any]) -> None:
-        name, version = message["name"], message["version"]
+    async def _load(
+        self,
+        which: Which,
+        message: dict[str, Any],
+        leaving: set[asyncio.Future[None]],
+        parked: ResidentModel | None,
+    ) -> None:
+        name, version = which
         started = monotonic()
         report: dict[str, Any] = {
             "op": protocol.LOADED,
@@ -191,29 +215,45 @@ class Loader:
             "device": "",
             "device_class": "",
             "timings": [],
+            "nbytes": 0,
+            "source": "",
             "broken": "",
         }
         try:
-            parts = await self._worker.scheduler.daskinfer_artifact(
-                name=name, version=version
-            )
-            if parts is None:
-                return  # undeployed meanwhile
-            model = await self._make(message, parts["artifact"])
+            if leaving:
+                await asyncio.wait(leaving)
+                parked = self.parking.take(which, message["digest"])
+            after = self._unloader.numbered(message["after"])
+            warmup = None
+            if parked is not None:
+                model, source = parked, protocol.HOST
+                await self._resume(message, model, after)
+            else:
+                parts = await self._worker.scheduler.daskinfer_artifact(
+                    name=name, version=version
+                )
+                if parts is None:
+                    return  # undeployed meanwhile
+                warmup = parts["warmup"]
+                model, source = await self._builder.make(
+                    message, parts["artifact"], after
+                )
             # Other models here may call it from now on.
-            self.models[name, version] = model
+            self.models[which] = model
             self._tell()
-            if parts["warmup"] is not None:
+            if model.is_on_cpu and len(self.parking):
+                await self._builder.in_thread(self.parking.fit)
+            if warmup is not None:
                 self._say_warming(message)
-                body = frames(parts["warmup"])
-                example = await self._in_thread(transport.loads, body)
-                report["timings"] = await self._warm(model, example)
+                example = await self._builder.in_thread(transport.loads, frames(warmup))
+                report["timings"] = await self._builder.warm(model, example)
             report["digest"] = model.digest
+            report["nbytes"], report["source"] = model.nbytes, source
             report["device"] = str(model.device.torch_device)
             report["device_class"] = model.device.device_class
         except Exception as error:
             logger.info("Could not load %r %r", name, version, exc_info=True)
-            self.models.pop((name, version), None)
+            self.models.pop(which, None)
             report["failure"] = dump_failure(error)
             report["digest"] = _digest_of(error)
             # Its frames hold weights, and the report holds it.
@@ -232,80 +272,35 @@ class Loader:
         for changed in self._awaited:
             changed.set()
 
-    async def _make(
-        self, message: dict[str, Any], artifact: dict[str, Any]
-    ) -> ResidentModel:
-        from daskinfer.artifact.chunks import Chunks
+    # The host's memory
 
-        held = None
-        if artifact["chunks"] is not None and artifact["weights"] is None:
-            # They do not come with the rest.
-            held = await self._weights.get(Chunks.from_message(artifact["chunks"]))
-        model = await self._in_thread(self._build, message, artifact, held)
-        return model  # type: ignore[no-any-return]
-
-    def _build(
-        self, message: dict[str, Any], artifact: dict[str, Any], held: Held | None
-    ) -> ResidentModel:
-        from daskinfer.artifact import Artifact, DamagedArtifact
-        from daskinfer.device import open_device
-        from daskinfer.worker.models import ResidentModel
-
-        device = open_device(message["device"])
-        needed = message["resources"] or {RESOURCE_NAMES.get(device.kind, ""): 1.0}
-        with self._device.breaking(device):
-            model = ResidentModel.load(
-                message["name"],
-                message["version"],
-                Artifact.from_message(artifact, None if held is None else held.memory),
-                device,
-                self._device.account.declared(needed),
-                message["policy"],
-            )
-        if held is not None and not held.is_unchanged():
-            raise DamagedArtifact(
-                f"the file with the weights of {artifact['label']} was changed while "
-                "it was loaded",
-                "unknown",
-            )
-        return model
-
-    async def _warm(
-        self, model: ResidentModel, example: Call
-    ) -> list[tuple[int, float]]:
-        steps: Iterator[Any] = iter(model.warmup(example))
-        timings: list[tuple[int, float]] = []
-        ended = object()
-
-        def advance() -> Any:
-            with self._device.breaking(model.device):
-                return next(steps, ended)
-
-        while True:
-            # Requests that other models answer meanwhile go first.
-            await self._device.idle(_PATIENCE)
-            running = self._device.run(model.resources, advance)
-            step = await self._until_ended(asyncio.ensure_future(running))
-            if step is ended:
-                return timings
-            if step is not None:
-                timings.append(step)
-
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await self._until_ended(
-            loop.run_in_executor(self._thread, contain, function, *args)
-        )
-
-    async def _until_ended(self, running: asyncio.Future[Any]) -> Any:
-        """Wait for a thread, even if the load is called off meanwhile."""
+    async def _resume(
+        self,
+        message: dict[str, Any],
+        model: ResidentModel,
+        after: set[asyncio.Future[None]],
+    ) -> None:
         try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            # It cannot be interrupted, and what it takes is not free before it ends.
-            if not self._is_closing:
-                await asyncio.gather(running, return_exceptions=True)
+            await self._builder.resume(message, model, after)
+        except BaseException:
+            # It is neither here nor there.
+            self._say_evicted((model.name, model.version))
             raise
+
+    def _room_to_park(self) -> float:
+        """Bytes of the host's memory that models on the CPU leave. From any thread."""
+        room = self._room.host
+        if room is None:
+            return math.inf
+        on_cpu = (m.nbytes for m in list(self.models.values()) if m.is_on_cpu)
+        return room - sum(on_cpu)
+
+    def _evicted(self, which: Which) -> None:
+        # From any thread.
+        self._worker.loop.add_callback(self._say_evicted, which)
+
+    def _say_evicted(self, which: Which) -> None:
+        tell_parked(self._worker, which, False)
 
 
 def _digest_of(error: Exception) -> str:
@@ -313,10 +308,3 @@ def _digest_of(error: Exception) -> str:
     from daskinfer.artifact import DamagedArtifact
 
     return error.digest if isinstance(error, DamagedArtifact) else ""
-
-
-def _detect() -> DeviceReport:
-    from daskinfer.device import detect
-
-    # Never fails: a worker without torch says so, and loading a model will too.
-    return detect()

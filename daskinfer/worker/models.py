@@ -14,9 +14,11 @@ from daskinfer import payload
 from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
+from daskinfer.worker import moving
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.footprint import Footprint
+from daskinfer.worker.hollow import as_zero_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +42,10 @@ class ResidentModel:
         Where it is.
     is_module
         Whether it takes tensors only, so that arrays are turned into some.
+    nbytes
+        What its weights take; of what is no module, what has travelled.
+    can_park
+        Whether it can leave the device and come back as it was.
     batch_dim, allowed
         From the deployment's policy.
     """
@@ -54,6 +60,8 @@ class ResidentModel:
     max_rows: int
     batch_dim: int | None
     allowed: tuple[int, ...] | None
+    nbytes: int = 0
+    can_park: bool = False
     _example: Call | None = field(default=None, repr=False)
     _footprint: Footprint | None = field(default=None, repr=False)
 
@@ -73,7 +81,7 @@ class ResidentModel:
         from daskinfer.device.accelerator import AcceleratorDevice
 
         with device.active():
-            function = artifact.build(device.torch_device)
+            function: Any = artifact.build(device.torch_device)
         allowed = policy["allowed_batch_sizes"]
         return cls(
             name,
@@ -86,11 +94,47 @@ class ResidentModel:
             policy["max_batch_size"],
             policy["batch_dim"],
             None if allowed is None else tuple(allowed),
+            moving.weigh(function) if is_module(function) else artifact.nbytes,
+            device.kind != "cpu" and moving.can_move(function),
             # The memory of the host has no peak that could be watched.
             _footprint=Footprint(device)
             if isinstance(device, AcceleratorDevice)
             else None,
         )
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether its device is the CPU."""
+        return self.device.kind == "cpu"
+
+    # Off the device and back
+
+    def park(self) -> None:
+        """Move into the host's memory (on the device's thread).
+
+        Raises
+        ------
+        Exception
+            If there is no memory. The model is of no use then.
+        """
+        self._move("cpu")
+        self.device.empty_cache()
+
+    def resume(self) -> None:
+        """Move back onto the device, as long as nobody calls it.
+
+        Raises
+        ------
+        Exception
+            If there is no memory. The model is of no use then.
+        """
+        self._move(self.device.torch_device)
+
+    def _move(self, device: Any) -> None:
+        function: Any = self.function
+        with self.device.active():
+            moving.move(function, device)
+        self.nbytes = moving.weigh(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward pass; the output is on the CPU and complete."""
@@ -242,18 +286,9 @@ class ResidentModel:
                 return
 
     def _as_zero_rows(self, call: Call) -> Call:
-        """Give an empty array the trailing shape that the model knows.
-
-        Dask infers what a function returns by calling it with arrays whose every
-        axis is empty.
-        """
-        example = self._example
-        if example is None or self.batch_dim is None or not _is_hollow(call):
+        if self._example is None or self.batch_dim is None:
             return call
-        known = payload.measure(*example, self.batch_dim)
-        empty = payload.slice_rows(*example, self.batch_dim, 0, 0)
-        same_kind = _kinds(empty) == _kinds(call)
-        return empty if known.signature is not None and same_kind else call
+        return as_zero_rows(call, self._example, self.batch_dim)
 
 
 def _mover(tensor_type: type, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -270,28 +305,6 @@ def _described(item: Item, error: BaseException) -> str:
         if hint := mistaken_option(error, item.call[1]):
             told += f"\n{hint}"
     return told
-
-
-def _is_hollow(call: Call) -> bool:
-    sizes: list[int] = []
-
-    def note(array: Any) -> Any:
-        sizes.extend(array.shape)
-        return array
-
-    payload.map_arrays(call, note)
-    return bool(sizes) and not any(sizes)
-
-
-def _kinds(call: Call) -> list[tuple[str, str, int]]:
-    found: list[tuple[str, str, int]] = []
-
-    def note(array: Any) -> Any:
-        found.append((type(array).__name__, str(array.dtype), array.ndim))
-        return array
-
-    payload.map_arrays(call, note)
-    return found
 
 
 __all__ = ["WARMUP_BUDGET", "ResidentModel"]

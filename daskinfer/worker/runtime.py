@@ -16,7 +16,6 @@ from distributed.metrics import monotonic
 from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
 from daskinfer.streams import tune
-from daskinfer.worker import unloading
 from daskinfer.worker.cached_run import CachedRun
 from daskinfer.worker.caching import Caches
 from daskinfer.worker.device_queue import DeviceQueue
@@ -133,11 +132,12 @@ class InferenceRuntime(WorkerPlugin):
             self.device.account.task_ended()
 
     async def _say_hello(self) -> None:
-        report = await self.loader.detect()
+        report, room = await self.loader.detect()
         message: protocol.HelloMessage = {
             "op": protocol.HELLO,
             "devices": {b.kind: b.kind for b in report.backends if b.count},
             "reasons": {b.kind: b.reason for b in report.backends if not b.count},
+            "room": room,
         }
         self.worker.batched_send(dict(message))
 
@@ -149,14 +149,13 @@ class InferenceRuntime(WorkerPlugin):
         self.loader.load(message)
 
     @guarded
-    def unload(self, name: str, version: str, unload: int, stimulus_id: str) -> None:
+    def unload(
+        self, name: str, version: str, unload: int, keep: bool, stimulus_id: str
+    ) -> None:
         """Forget a version, and say so once its memory is free."""
-        model, loads = self.loader.forget(name, version)
+        model = self.loader.find(name, version)
         jobs = [job.done for job in self.jobs.values() if job.model is model]
-        about = {"name": name, "version": version, "unload": unload}
-        self.worker._ongoing_background_tasks.call_soon(
-            unloading.unload, self.worker, model, [*loads, *jobs], about
-        )
+        self.loader.unload((name, version), unload, keep, jobs)
 
     @guarded
     def activate(self, name: str, version: str, stimulus_id: str) -> None:

@@ -60,7 +60,7 @@ def large(seed: int = 0) -> torch.nn.Module:
 
 
 def weights_of(worker: Worker) -> Weights:
-    return worker.plugins["daskinfer-runtime"].loader._weights  # type: ignore[attr-defined, no-any-return]
+    return worker.plugins["daskinfer-runtime"].loader._builder.weights  # type: ignore[attr-defined, no-any-return]
 
 
 async def separate(client: Client, workers: Any, folder: Path) -> None:
