@@ -129,8 +129,16 @@ class Version:
     ) -> Version:
         """Make one of an artifact's message."""
         digest = version_digest(artifact["digest"], asdict(policy))
+        chunks = artifact["chunks"]
         return cls(
-            name, version, digest, artifact, warmup, policy, nbytes=artifact["nbytes"]
+            name,
+            version,
+            digest,
+            artifact,
+            warmup,
+            policy,
+            # What a factory makes is known when it has been made.
+            nbytes=0 if chunks is None else chunks["size"],
         )
 
     def __repr__(self) -> str:

@@ -130,7 +130,8 @@ class Swapping:
         """Have a version fail where it never fits, whoever leaves."""
         for space in self._spaces(deployment, version, version.cold):
             if never_fits(space, version.nbytes):
-                error = ModelTooLarge(_too_large(deployment, version, space))
+                kind = deployment.kind(self.plugin.registry.workers[space.address])
+                error = ModelTooLarge(_too_large(version, space, kind))
                 self.plugin.registry.memory.refuse(
                     version, space.address, str(error), dump_failure(error)
                 )
@@ -200,8 +201,9 @@ class Swapping:
             return until
         spaces = self._spaces(deployment, version, addresses)
         for space in spaces:
+            kind = deployment.kind(self.plugin.registry.workers[space.address])
             never = never_fits(space, version.nbytes)
-            told = _too_large(deployment, version, space) if never else None
+            told = _too_large(version, space, kind) if never else None
             version.replicas[space.address].reason = told
         place = find_place(spaces, version.nbytes, now, self._turn, urgent=urgent)
         if not isinstance(place, Place):
@@ -285,12 +287,13 @@ def load_seconds(version: Version) -> float:
     return max(version.load_seconds.values(), default=_LOAD_SECONDS)
 
 
-def _too_large(deployment: Deployment, version: Version, space: Space) -> str:
+def _too_large(version: Version, space: Space, kind: str) -> str:
     kept = sum(tenant.nbytes for tenant in space.tenants if tenant.is_fixed)
     others = f", of which {format_bytes(kept)} are kept for others" if kept else ""
+    setting = "host" if kind == "cpu" else "device"
     return (
-        f"{deployment.name!r} {version.version!r} takes "
-        f"{format_bytes(version.nbytes)}, and models may take "
-        f"{format_bytes(int(space.nbytes))} of the memory of {space.address}{others}: "
-        "raise daskinfer.weights there, or add workers with more memory"
+        f"{version.name!r} {version.version!r} takes {format_bytes(version.nbytes)}, "
+        f"and models may take {format_bytes(int(space.nbytes))} of the memory of "
+        f"{space.address}{others}: raise daskinfer.weights.{setting}, or deploy it to "
+        "workers with more memory"
     )
