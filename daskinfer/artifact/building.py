@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskinfer.artifact import archive
 from daskinfer.artifact.skeleton import put_together
+from daskinfer.device.moving import move
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,8 @@ def _place(model: Any, device: torch.device | str, label: str) -> Callable[..., 
             f"{label} holds quantised layers ({', '.join(quantised[:3])}), which run "
             f"on the CPU only, not on {device}; deploy it with device='cpu'"
         )
-    return model.to(device)  # type: ignore[no-any-return]
+    move(model, device)
+    return model  # type: ignore[no-any-return]
 
 
 def _find(factory: str) -> Callable[..., Any]:

@@ -69,6 +69,7 @@ class Loader:
         self._device = device
         self._caches = caches
         self._loading: dict[Which, asyncio.Task[None]] = {}
+        self._resuming: set[Which] = set()
         self._awaited: list[threading.Event] = []
         self._room = Room(worker)
         self._builder = Builder(worker, device, self._room)
@@ -143,7 +144,7 @@ class Loader:
             earlier.cancel()
         leaving = self._unloader.keeping(which)
         # At once, before others that leave the device take its place.
-        parked = None if leaving else self.parking.take(which, message["digest"])
+        parked = None if leaving else self._take_parked(which, message)
         load = self._load(which, message, leaving, parked)
         task = asyncio.create_task(load, name=f"load-{which}")
         self._loading[which] = task
@@ -193,6 +194,10 @@ class Loader:
     def _ended(self, which: Which, task: asyncio.Task[None]) -> None:
         if self._loading.get(which) is task:
             del self._loading[which]
+        if which in self._resuming:
+            # It is on the host no more, nor on the device.
+            self._resuming.discard(which)
+            self._say_evicted(which)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("Loading %r %r failed", *which, exc_info=error)
 
@@ -220,40 +225,14 @@ class Loader:
             "broken": "",
         }
         try:
-            if leaving:
-                await asyncio.wait(leaving)
-                parked = self.parking.take(which, message["digest"])
-            after = self._unloader.numbered(message["after"])
-            warmup = None
-            if parked is not None:
-                model, source = parked, protocol.HOST
-                await self._resume(message, model, after)
-            else:
-                parts = await self._worker.scheduler.daskinfer_artifact(
-                    name=name, version=version
-                )
-                if parts is None:
-                    return  # undeployed meanwhile
-                warmup = parts["warmup"]
-                model, source = await self._builder.make(
-                    message, parts["artifact"], after
-                )
-            # Other models here may call it from now on.
-            self.models[which] = model
-            self._tell()
-            if model.is_on_cpu and len(self.parking):
-                await self._builder.in_thread(self.parking.fit)
-            if warmup is not None:
-                self._say_warming(message)
-                example = await self._builder.in_thread(transport.loads, frames(warmup))
-                report["timings"] = await self._builder.warm(model, example)
-            report["digest"] = model.digest
-            report["nbytes"], report["source"] = model.nbytes, source
-            report["device"] = str(model.device.torch_device)
-            report["device_class"] = model.device.device_class
+            told = await self._attempt(which, message, leaving, parked)
+            if told is None:
+                return
+            report |= told
         except Exception as error:
             logger.info("Could not load %r %r", name, version, exc_info=True)
             self.models.pop(which, None)
+            parked = None
             report["failure"] = dump_failure(error)
             report["digest"] = _digest_of(error)
             # Its frames hold weights, and the report holds it.
@@ -262,6 +241,49 @@ class Loader:
                 report["broken"] = describe(error)
         report["seconds"] = monotonic() - started
         self._worker.batched_send(report)
+
+    async def _attempt(
+        self,
+        which: Which,
+        message: dict[str, Any],
+        leaving: set[asyncio.Future[None]],
+        parked: ResidentModel | None,
+    ) -> dict[str, Any] | None:
+        """Load, and return what there is to tell; None if it is not wanted any more."""
+        if leaving:
+            await asyncio.wait(leaving)
+            parked = self._take_parked(which, message)
+        after = self._unloader.numbered(message["after"])
+        warmup, timings = None, list[tuple[int, float]]()
+        if parked is not None:
+            model, source = parked, protocol.HOST
+            await self._builder.resume(message, model, after)
+        else:
+            parts = await self._worker.scheduler.daskinfer_artifact(
+                name=which[0], version=which[1]
+            )
+            if parts is None:
+                return None  # undeployed meanwhile
+            warmup = parts["warmup"]
+            model, source = await self._builder.make(message, parts["artifact"], after)
+        self._resuming.discard(which)
+        # Other models here may call it from now on.
+        self.models[which] = model
+        self._tell()
+        if model.is_on_cpu and len(self.parking):
+            await self._builder.in_thread(self.parking.fit)
+        if warmup is not None:
+            self._say_warming(message)
+            example = await self._builder.in_thread(transport.loads, frames(warmup))
+            timings = await self._builder.warm(model, example)
+        return {
+            "digest": model.digest,
+            "device": str(model.device.torch_device),
+            "device_class": model.device.device_class,
+            "timings": timings,
+            "nbytes": model.nbytes,
+            "source": source,
+        }
 
     def _say_warming(self, message: dict[str, Any]) -> None:
         about = {field: message[field] for field in ("name", "version", "load")}
@@ -274,18 +296,13 @@ class Loader:
 
     # The host's memory
 
-    async def _resume(
-        self,
-        message: dict[str, Any],
-        model: ResidentModel,
-        after: set[asyncio.Future[None]],
-    ) -> None:
-        try:
-            await self._builder.resume(message, model, after)
-        except BaseException:
-            # It is neither here nor there.
-            self._say_evicted((model.name, model.version))
-            raise
+    def _take_parked(
+        self, which: Which, message: dict[str, Any]
+    ) -> ResidentModel | None:
+        parked = self.parking.take(which, message["digest"])
+        if parked is not None:
+            self._resuming.add(which)
+        return parked
 
     def _room_to_park(self) -> float:
         """Bytes of the host's memory that models on the CPU leave. From any thread."""

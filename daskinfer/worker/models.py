@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import payload
+from daskinfer.device import moving
 from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
-from daskinfer.worker import moving
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.footprint import Footprint
@@ -77,6 +77,7 @@ class ResidentModel:
     ) -> ResidentModel:
         """Verify, build and move a model to the device (in a loader thread)."""
         from daskinfer.artifact import is_module
+        from daskinfer.artifact.building import FACTORY, MODULE
         from daskinfer.artifact.digests import version_digest
         from daskinfer.device.accelerator import AcceleratorDevice
 
@@ -95,7 +96,10 @@ class ResidentModel:
             policy["batch_dim"],
             None if allowed is None else tuple(allowed),
             moving.weigh(function) if is_module(function) else artifact.nbytes,
-            device.kind != "cpu" and moving.can_move(function),
+            device.kind != "cpu"
+            # Programs keep constants on the device.
+            and artifact.format in (MODULE, FACTORY)
+            and moving.can_move(function),
             # The memory of the host has no peak that could be watched.
             _footprint=Footprint(device)
             if isinstance(device, AcceleratorDevice)

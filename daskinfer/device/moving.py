@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.sizeof import sizeof
 
-from daskinfer.artifact import is_module
+from daskinfer.device.loading import load_torch
 from daskinfer.payload.tree import is_strided
 
 if TYPE_CHECKING:
@@ -53,19 +53,17 @@ def can_move(function: object) -> bool:
     >>> can_move(torch.nn.Linear(4, 4)), can_move(abs)
     (True, False)
     """
-    if not is_module(function):
-        return False
-    import torch
-
-    parts = function.modules()  # type: ignore[attr-defined]
-    return not any(isinstance(part, torch.jit.ScriptModule) for part in parts)
+    torch = load_torch()
+    return isinstance(function, torch.nn.Module) and not any(
+        isinstance(part, torch.jit.ScriptModule) for part in function.modules()
+    )
 
 
 def move(module: torch.nn.Module, device: torch.device | str) -> None:
     """Move a module's parameters and buffers, bit by bit what they were.
 
-    As ``module.to(device)``, except that what is the same tensor stays the same tensor
-    for buffers too.
+    As ``module.to(device)``, except that what shares memory goes on to share it:
+    that copies buffers of two names twice, and on NPUs tied weights too.
 
     Parameters
     ----------
@@ -88,19 +86,28 @@ def move(module: torch.nn.Module, device: torch.device | str) -> None:
     >>> net.weight.device
     device(type='meta')
     """
-    import torch
+    with load_torch().no_grad():
+        module._apply(_Mover(device))
+    # What its class, or the device's vendor, does besides.
+    module.to(device)
 
-    moved: dict[Hashable, tuple[Any, torch.Tensor]] = {}
 
-    def to_device(tensor: torch.Tensor) -> torch.Tensor:
+class _Mover:
+    """Moves tensors, and what is the same tensor only once.
+
+    No closure: those stay as long as the traceback of an error does.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._moved: dict[Hashable, tuple[Any, torch.Tensor]] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         what, owner = _identity(tensor)
-        if what not in moved:
+        if what not in self._moved:
             # With what owns the memory, so that no other can come to its place.
-            moved[what] = owner, tensor.to(device)
-        return moved[what][1]
-
-    with torch.no_grad():
-        module._apply(to_device)
+            self._moved[what] = owner, tensor.to(self._device)
+        return self._moved[what][1]
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Hashable, Any]:
