@@ -148,6 +148,11 @@ class Version:
         """Replicas that may be sent requests."""
         return [r for r in self.replicas.values() if r.state is ReplicaState.READY]
 
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether it is cold on all workers that could have it."""
+        return bool(self.cold) and len(self.cold) == len(self.replicas)
+
     def settled(self) -> bool:
         """Whether some worker has tried it, and none still does, or has to."""
         states = {replica.state for replica in self.replicas.values()}

@@ -69,7 +69,9 @@ class Swapping:
     def assigned(self, *versions: Version) -> None:
         """Some workers have been told to load versions; on others they are cold."""
         for version in versions:
-            if version.cold:
+            deployment = self.plugin.registry.deployments[version.name]
+            self._refuse(deployment, version)
+            if version.cold and (deployment.kept_loaded or not version.loads):
                 self._awaited[version.name, version.version] = version
         self.plugin.dispatcher.wake()
 
@@ -115,7 +117,6 @@ class Swapping:
         if deployment is None or deployment.versions.get(which[1]) is not version:
             del self._awaited[which]
             return math.inf
-        self._refuse(deployment, version)
         if not version.cold or (version.ready() and not deployment.kept_loaded):
             del self._awaited[which]
             return math.inf
@@ -128,15 +129,24 @@ class Swapping:
 
     def _refuse(self, deployment: Deployment, version: Version) -> None:
         """Have a version fail where it never fits, whoever leaves."""
-        for space in self._spaces(deployment, version, version.cold):
-            if never_fits(space, version.nbytes):
-                kind = deployment.kind(self.plugin.registry.workers[space.address])
-                error = ModelTooLarge(_too_large(version, space, kind))
-                self.plugin.registry.memory.refuse(
-                    version, space.address, str(error), dump_failure(error)
-                )
-                self.plugin.versions.settle(deployment)
-                self.plugin.service.changed()
+        workers = self.plugin.registry.workers
+        cold = {a: workers[a] for a in sorted(version.cold)}
+        spaces = [self._space(w, deployment.kind(w)) for w in cold.values()]
+        hopeless = [space for space in spaces if never_fits(space, version.nbytes)]
+        if not hopeless and version.is_nowhere:
+            # Nor does an update wait that fits nowhere beside what it is to follow.
+            spaces = self._spaces(deployment, version, cold)
+            if all(never_fits(space, version.nbytes) for space in spaces):
+                hopeless = spaces
+        for space in hopeless:
+            kind = deployment.kind(workers[space.address])
+            error = ModelTooLarge(_too_large(version, space, kind))
+            self.plugin.registry.memory.refuse(
+                version, space.address, str(error), dump_failure(error)
+            )
+        if hopeless:
+            self.plugin.versions.settle(deployment)
+            self.plugin.service.changed()
 
     # For requests
 

@@ -10,6 +10,7 @@ import pytest
 from distributed.utils_test import captured_logger, gen_cluster
 
 from daskinfer import AbortPolicy, NoUpdate, UnknownDeployment, VersionExists
+from scheduler_plugins.deployment import ReplicaState
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine
 from tests.cluster.version_helpers import (
@@ -138,7 +139,7 @@ async def test_the_last_worker_of_a_canary_dies(c: Any, s: Any, a: Any, b: Any) 
     registry = engine(s).registry
     await until(lambda: len(registry.version("m", "2").ready()) == 2)
     assert await version_now(model) == "2"
-    registry.failed("m", "2", b.address, "for the test", None)
+    registry.version("m", "2").replicas[b.address].state = ReplicaState.FAILED
     engine(s).dispatcher.lines["m", "2"].devices.pop(b.address)
     await a.close()
     assert await version_now(model) == "1"

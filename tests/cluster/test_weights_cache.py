@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import torch
@@ -47,8 +48,12 @@ def where(scheduler: Scheduler, name: str, version: str = "1") -> list[str]:
 
 def resident(worker: Worker) -> set[str]:
     """Names of what is in the memory of a worker's device."""
-    loader = worker.plugins["daskinfer-runtime"].loader  # type: ignore[attr-defined]
-    return {name for name, _ in loader.models}
+    return {name for name, _ in models(worker)}
+
+
+def models(worker: Worker) -> set[tuple[str, str]]:
+    """Names and versions of what is in the memory of a worker's device."""
+    return set(worker.plugins["daskinfer-runtime"].loader.models)  # type: ignore[attr-defined]
 
 
 async def weights(model: Model, version: str = "1") -> Any:
@@ -261,6 +266,21 @@ async def test_an_update_never_takes_the_place_of_what_it_updates(
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER, config=SMALL)
+async def test_an_update_comes_to_a_small_worker_once_the_old_version_may_go(
+    c: Any, s: Any, a: Any
+) -> None:
+    with dask.config.set({"daskinfer.weights.host": "200 kB"}):
+        async with Worker(s.address, nthreads=1) as large:
+            model = await deploy(c, Net(60_000, bias=1), "x")
+            await until(lambda: len(where(s, "x")) == 2)
+            await model.update(Net(60_000, bias=2), version="2")
+            assert where(s, "x", "2") == [large.address]
+            future = model.options(workers=[a.address]).submit(ONE)
+            assert (await future == 4).all()
+            assert models(a) == {("x", "2")}
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER, config=SMALL)
 async def test_the_previous_version_makes_room_and_can_be_gone_back_to(
     c: Any, s: Any, a: Any
 ) -> None:
@@ -288,13 +308,15 @@ async def test_the_only_worker_that_has_a_model_dies(
 
 @gen_cluster(client=True, nthreads=ONE_WORKER, config=SMALL)
 async def test_a_worker_joins_that_has_no_room_for_all(c: Any, s: Any, a: Any) -> None:
-    x = await deploy(c, Net(60_000), "x")
-    y = await deploy(c, Net(60_000), "y")
+    x, y, z = [await deploy(c, Net(60_000), name) for name in "xyz"]
     async with Worker(s.address, nthreads=1) as b:
         await until(lambda: resident(b) == {"x"})
         await answers(x)
+        await answers(z)
+        # Nobody has asked for `y`.
+        assert where(s, "y") == []
+        assert (where(s, "x"), where(s, "z")) == ([b.address], [a.address])
         await answers(y)
-        assert (where(s, "x"), where(s, "y")) == ([b.address], [a.address])
 
 
 @gen_cluster(client=True, config=SMALL)
