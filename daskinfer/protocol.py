@@ -164,7 +164,8 @@ class LoadMessage(TypedDict):
     """Load this version, warm it, and say so; ``load`` tells loads apart.
 
     ``active`` is the version of the deployment that answers now. ``after`` are the
-    numbers of messages to unload whose memory must be free before this is built.
+    numbers of messages to unload whose memory must be free before this is built. Of one
+    that is loaded ``again`` it is known what passes take.
     """
 
     op: str
@@ -178,6 +179,7 @@ class LoadMessage(TypedDict):
     policy: dict[str, Any]
     cache: dict[str, Any] | None
     after: list[int]
+    again: bool
     stimulus_id: str
 
 

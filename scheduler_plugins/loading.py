@@ -46,6 +46,7 @@ class Loading:
             "version": version.version,
             "load": replica.load,
             "after": list(after),
+            "again": replica.since is not None,
             "active": deployment.active,
             "digest": version.digest,
             "device": deployment.device,

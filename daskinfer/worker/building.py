@@ -131,10 +131,10 @@ class Builder:
         await self.in_thread(self._resume, model)
 
     async def warm(
-        self, model: ResidentModel, example: Call
+        self, model: ResidentModel, example: Call, *, brief: bool
     ) -> list[tuple[int, float]]:
         """Run a model at the sizes that it may meet; return rows and seconds."""
-        steps: Iterator[Any] = iter(model.warmup(example))
+        steps: Iterator[Any] = iter(model.warmup(example, brief=brief))
         timings: list[tuple[int, float]] = []
         ended = object()
 

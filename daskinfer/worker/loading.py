@@ -70,6 +70,7 @@ class Loader:
         self._caches = caches
         self._loading: dict[Which, asyncio.Task[None]] = {}
         self._resuming: set[Which] = set()
+        self._cold: set[Which] = set()
         self._awaited: list[threading.Event] = []
         self._room = Room(worker)
         self._builder = Builder(worker, device, self._room)
@@ -140,6 +141,7 @@ class Loader:
         """Begin to load what a :class:`~daskinfer.protocol.LoadMessage` asks for."""
         which = message["name"], message["version"]
         self.activate(message["name"], message["active"])
+        self._cold.discard(which)
         if (earlier := self._loading.pop(which, None)) is not None:
             earlier.cancel()
         leaving = self._unloader.keeping(which)
@@ -175,10 +177,10 @@ class Loader:
         model = self.models.pop(which, None)
         if not any(key[0] == name for key in (*self.models, *self._loading)):
             self.active = {k: v for k, v in self.active.items() if k != name}
-        names = {key[0] for key in (*self.models, *self._loading)}
-        if keep:
-            names.add(name)
-        self._caches.keep_only(names | self.parking.names())
+        # The results of what may be wanted again are, too.
+        (self._cold.add if keep else self._cold.discard)(which)
+        known = (*self.models, *self._loading, *self._cold)
+        self._caches.keep_only({key[0] for key in known})
         # What is not run in yet would not be later either.
         keep = keep and loading is None
         self._unloader.begin(which, number, model, pending, keep)
@@ -275,7 +277,8 @@ class Loader:
         if warmup is not None:
             self._say_warming(message)
             example = await self._builder.in_thread(transport.loads, frames(warmup))
-            timings = await self._builder.warm(model, example)
+            brief = message["again"]
+            timings = await self._builder.warm(model, example, brief=brief)
         return {
             "digest": model.digest,
             "device": str(model.device.torch_device),

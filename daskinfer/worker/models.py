@@ -195,19 +195,24 @@ class ResidentModel:
 
     # Warm-up
 
-    def warmup(self, example: Call) -> Iterator[tuple[int, float] | None]:
+    def warmup(
+        self, example: Call, *, brief: bool = False
+    ) -> Iterator[tuple[int, float] | None]:
         """Run an example at every batch size; yield what all but the first run took.
 
         First runs compile and allocate. A generator, so that batches of other
         models can come between. Ends at a size that the device has no memory for,
-        unless it is the smallest.
+        unless it is the smallest. A ``brief`` one runs that once, where the times of
+        all are known.
         """
         self._example = example
         spent = perf_counter()
         sizes = self._warmup_sizes()
+        if brief:
+            sizes = sizes[:1]
         for rows in sizes:
             call = self._resized(example, rows)
-            for attempt in range(3):
+            for attempt in range(1 if brief else 3):
                 started = perf_counter()
                 try:
                     self(*call[0], **call[1])

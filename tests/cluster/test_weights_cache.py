@@ -14,7 +14,7 @@ from distributed.utils_test import gen_cluster
 from torch import nn
 
 import daskinfer
-from daskinfer import Model
+from daskinfer import CachePolicy, Model
 from daskinfer.exceptions import ModelTooLarge, NoReadyWorker, UpdateFailed
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, nothing_is_left
@@ -269,9 +269,9 @@ async def test_an_update_never_takes_the_place_of_what_it_updates(
 async def test_an_update_comes_to_a_small_worker_once_the_old_version_may_go(
     c: Any, s: Any, a: Any
 ) -> None:
+    model = await deploy(c, Net(60_000, bias=1), "x")
     with dask.config.set({"daskinfer.weights.host": "200 kB"}):
         async with Worker(s.address, nthreads=1) as large:
-            model = await deploy(c, Net(60_000, bias=1), "x")
             await until(lambda: len(where(s, "x")) == 2)
             await model.update(Net(60_000, bias=2), version="2")
             assert where(s, "x", "2") == [large.address]
@@ -374,3 +374,30 @@ async def test_a_cold_model_is_called_through_dask(c: Any, s: Any, a: Any) -> No
     x = await deploy(c, Net(60_000), "x")
     await deploy(c, Net(60_000), "y")
     assert (await c.submit(x, ONE) == 2).all()
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER, config=SMALL)
+async def test_cached_results_outlast_the_model(c: Any, s: Any, a: Any) -> None:
+    x = await deploy(c, Net(60_000), "x", cache=CachePolicy())
+    assert (await x.submit(ONE) == 2).all()
+    y, z = [await deploy(c, Net(60_000), name) for name in "yz"]
+    # Whatever else comes and goes.
+    for model in (y, z, y):
+        await answers(model)
+    again = x.options(key="again").submit(ONE)
+    assert (await again == 2).all()
+    assert (await daskinfer.info(again)).cached
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER, config=SMALL)
+async def test_a_model_that_comes_back_is_run_in_by_one_pass(
+    c: Any, s: Any, a: Any
+) -> None:
+    probe = Probe()
+    x = await deploy(c, Net(60_000, probe), "x", max_batch_size=4, warmup=ONE)
+    assert probe.rows == [1] * 3 + [2] * 3 + [4] * 3
+    curve = engine(s).dispatcher.lines["x", "1"].latency.table("cpu/1-threads")
+    await deploy(c, Net(60_000), "y")
+    await answers(x)
+    assert probe.rows[9:] == [1, 1]
+    assert len(curve) == 3

@@ -81,6 +81,7 @@ class Hand:
             "policy": asdict(found.policy),
             "cache": None if cache is None else cache.to_message(),
             "after": list(after),
+            "again": False,
             "stimulus_id": "test",
         }
         self._scheduler.worker_send(self._worker.address, dict(message))
