@@ -5,6 +5,7 @@
 #   make test PYTHON=python3.12            another Python
 #   make test CONSTRAINTS=/dev/null        the newest releases instead of the pinned
 #   make test PYTEST_ARGS="-k gather -x"   arguments for pytest
+#   make test PARALLEL=2                   so many test files at the same time
 #   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
 #   make chaos PACE=5                      seconds between two events
 #   make soak COUNT=1000000 CYCLES=5000    how many requests fail, how often is deployed
@@ -13,6 +14,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
+PARALLEL ?=
 SEEDS ?= 1
 SECONDS ?= 600
 PACE ?= 2.5
@@ -40,7 +42,7 @@ demo: $(VENV)/demo.stamp  ## classify 1,797 digits on a local cluster
 test: test-npu test-main  ## all tests
 
 test-main: $(VENV)/dev.stamp  ## all tests but those on the simulated NPU
-	$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(RUN) -m pytest -m "not slow" $(if $(PARALLEL),-n $(PARALLEL) --dist loadfile) $(PYTEST_ARGS)
 
 # In a process of its own: a process has one accelerator back-end for its life.
 test-npu: $(VENV)/dev.stamp  ## the tests on the simulated NPU
