@@ -357,7 +357,8 @@ class Calls(nn.Module):
 
 @pytest.mark.parametrize("first", ["call", "unload"])
 def test_what_is_to_move_gives_way_to_a_pass_that_waits_for_a_model(first: str) -> None:
-    @gen_cluster(client=True, nthreads=ONE_WORKER)
+    # Dask has one thread in a process for what is to be done when futures end.
+    @gen_cluster(client=True, nthreads=ONE_WORKER, clean_kwargs={"threads": False})
     async def test(c: Any, s: Any, a: Any) -> None:
         held = Held()
         wanted = await deploy(c, layer(), name="wanted")
