@@ -2,8 +2,12 @@
 
 ``runtime``
     the plugin: messages in, messages out
-``loading``
-    models into the worker, in the background
+``loading``, ``building``
+    models into the worker, in the background; how they are made
+``unloading``, ``parking``
+    models off the device; those that stay in the host's memory, to come back
+``room``
+    how much memory models may take
 ``models``
     a loaded model: warmed, called
 ``job``
@@ -18,6 +22,8 @@
     the thread that models run on, one thing at a time
 ``execution``
     a batch through a model: joined, padded, run, divided
+``hollow``
+    requests whose arrays have no elements along any axis
 ``footprint``
     what passes take of the device's memory
 ``resources``
