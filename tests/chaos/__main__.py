@@ -45,7 +45,8 @@ def main() -> int:
     if options.short:
         # What counts of a factory that makes no module is what travels of it.
         os.environ["DASK_DASKINFER__WEIGHTS__HOST"] = "300 B"
-    plans = [Plan.of(seed, options.seconds, options.pace) for seed in options.seeds]
+    about = options.seconds, options.pace, options.short
+    plans = [Plan.of(seed, *about) for seed in options.seeds]
     return int(not all([asyncio.run(run(plan)) for plan in plans]))
 
 

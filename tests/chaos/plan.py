@@ -113,6 +113,8 @@ class Plan:
         When, in seconds from the start.
     updates
         When which deployment's model is replaced.
+    short
+        Whether workers have room for some of the models only.
     """
 
     seed: int
@@ -122,9 +124,12 @@ class Plan:
     scripts: tuple[tuple[Step, ...], ...]
     deserted: float
     updates: tuple[tuple[float, str], ...]
+    short: bool = False
 
     @classmethod
-    def of(cls, seed: int, seconds: float, pace: float = PACE) -> Plan:
+    def of(
+        cls, seed: int, seconds: float, pace: float = PACE, short: bool = False
+    ) -> Plan:
         """Draw a plan, with so many seconds between two events of the cluster.
 
         >>> Plan.of(1, 30.0) == Plan.of(1, 30.0)
@@ -150,6 +155,7 @@ class Plan:
             tuple(map(tuple, scripts)),
             deserted,
             updates,
+            short,
         )
 
 

@@ -56,7 +56,7 @@ async def run(plan: Plan) -> bool:
     if tally.complaints:
         print(
             f"again: python -m tests.chaos --seeds {plan.seed} "
-            f"--seconds {plan.seconds:g} --pace {plan.pace:g}"
+            f"--seconds {plan.seconds:g} --pace {plan.pace:g}{' --short' * plan.short}"
         )
     return not tally.complaints
 
