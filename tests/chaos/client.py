@@ -23,6 +23,9 @@ from tests.chaos.plan import BATCH_TIMEOUT, LIMITED, Plan, Step
 
 #: By then everything has ended, or never will.
 PATIENCE = 120.0
+#: Requests of a client that are not answered, above which it sends no more for a while:
+#: how long they take shall not depend on how slow the machine is.
+MOST_UNANSWERED = 500
 
 
 async def deploy(client: Client, name: str) -> Model:
@@ -59,6 +62,9 @@ class Actor:
         self._client = client
         self._script = script
         self._models: dict[str, asyncio.Task[Model]] = {}
+        self._unanswered = 0
+        self._may_send = asyncio.Event()
+        self._may_send.set()
 
     async def play(self) -> None:
         """Send everything when it is time, and judge every end."""
@@ -67,6 +73,8 @@ class Actor:
         playing = []
         for step in self._script:
             await asyncio.sleep(max(start + step.at - loop.time(), 0))
+            await self._may_send.wait()
+            self._count(len(step.codes))
             playing.append(asyncio.create_task(self._play(step)))
         await asyncio.gather(*playing)
 
@@ -109,11 +117,19 @@ class Actor:
             for future in futures
         ]
         seconds = loop.time() - sent
+        self._count(-len(step.codes))
         # The callbacks run in a thread of their own.
         await _until(lambda: all(calls))
         for one, its, count in zip(asked, ended, calls, strict=True):
             its.callbacks, its.seconds = count, seconds
             self.tally.note(one, its)
+
+    def _count(self, sent: int) -> None:
+        self._unanswered += sent
+        if self._unanswered < MOST_UNANSWERED:
+            self._may_send.set()
+        else:
+            self._may_send.clear()
 
     def _send(self, step: Step, model: Model, xs: list[Any]) -> list[Future[Any]]:
         if step.way != "submit":

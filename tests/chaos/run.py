@@ -9,11 +9,12 @@ import math
 import sys
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import distributed.scheduler
 from distributed import Client, Scheduler, Worker
 
 import daskinfer
@@ -31,6 +32,47 @@ _POLL_SECONDS = 0.05
 async def run(plan: Plan) -> bool:
     """Carry out a plan; print what came of it, and tell whether all was right."""
     started = monotonic()
+    with _validated_now_and_then():
+        tally, done = await _live(plan)
+    print(
+        f"seed {plan.seed}, {plan.seconds:g} s (took {monotonic() - started:.0f} s): "
+        f"{_listed(done)}; {_listed(tally.counts)}"
+    )
+    seconds, slowest = tally.slowest
+    print(f"the slowest took {seconds:.1f} s: {slowest}")
+    for complaint in tally.complaints:
+        print(f"WRONG: {complaint}")
+    if tally.complaints:
+        print(
+            f"again: python -m tests.chaos --seeds {plan.seed} "
+            f"--seconds {plan.seconds:g} --pace {plan.pace:g}{' --short' * plan.short}"
+        )
+    return not tally.complaints
+
+
+@contextlib.contextmanager
+def _validated_now_and_then() -> Iterator[None]:
+    """Have Dask's scheduler validate what it holds once a second.
+
+    It looks at all held tasks each time that one more is, and holds thousands.
+    """
+    validate = distributed.scheduler.validate_unrunnable
+    at = 0.0
+
+    def validate_rarely(unrunnable: Any) -> None:
+        nonlocal at
+        if monotonic() >= at:
+            validate(unrunnable)
+            at = monotonic() + 1
+
+    distributed.scheduler.validate_unrunnable = validate_rarely
+    try:
+        yield
+    finally:
+        distributed.scheduler.validate_unrunnable = validate
+
+
+async def _live(plan: Plan) -> tuple[Tally, Counter[str]]:
     async with Scheduler(port=0, dashboard=False, validate=True) as scheduler:
         # A limit of Dask's own tests.
         scheduler.transition_counter_max = math.inf
@@ -43,22 +85,11 @@ async def run(plan: Plan) -> bool:
             _count_time_outs(scheduler, workers.done)
             tally = await _play(plan, scheduler, workers)
             await _check_nothing_remains(scheduler, tally)
+            versions = engine(scheduler).registry.versions()
+            workers.done["evictions"] = sum(found.evictions for found in versions)
         finally:
             await workers.close()
-    print(
-        f"seed {plan.seed}, {plan.seconds:g} s (took {monotonic() - started:.0f} s): "
-        f"{_listed(workers.done)}; {_listed(tally.counts)}"
-    )
-    seconds, slowest = tally.slowest
-    print(f"the slowest took {seconds:.1f} s: {slowest}")
-    for complaint in tally.complaints:
-        print(f"WRONG: {complaint}")
-    if tally.complaints:
-        print(
-            f"again: python -m tests.chaos --seeds {plan.seed} "
-            f"--seconds {plan.seconds:g} --pace {plan.pace:g}{' --short' * plan.short}"
-        )
-    return not tally.complaints
+    return tally, workers.done
 
 
 async def _play(plan: Plan, scheduler: Scheduler, workers: Workers) -> Tally:
