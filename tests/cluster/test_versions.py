@@ -363,6 +363,8 @@ async def test_a_worker_reports_what_nobody_asked_for(c: Any, s: Any, a: Any) ->
         "device_class": "cpu",
         "timings": [],
         "seconds": 0.0,
+        "nbytes": 0,
+        "source": "",
         "broken": "",
         "nbytes": 0,
         "source": "",
