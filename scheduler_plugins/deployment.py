@@ -154,11 +154,16 @@ class Version:
         return bool(self.cold) and len(self.cold) == len(self.replicas)
 
     def settled(self) -> bool:
-        """Whether some worker has tried it, and none still does, or has to."""
+        """Whether some worker has tried it, and none still does, or has to.
+
+        What is cold but was loaded somewhere before will be again.
+        """
         states = {replica.state for replica in self.replicas.values()}
         if states & {ReplicaState.LOADING, ReplicaState.WARMING}:
             return False
-        return ReplicaState.READY in states or (bool(states) and not self.cold)
+        if ReplicaState.READY in states:
+            return True
+        return bool(self.loads) if self.cold else bool(states)
 
 
 @dataclass(slots=True)

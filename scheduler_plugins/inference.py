@@ -225,6 +225,7 @@ class InferencePlugin(SchedulerPlugin):
         self._leaving.discard(worker)
         self.unloading.left(worker)
         self.distribution.worker_left(worker)
+        self.swapping.assigned(*self.registry.versions())
         self.versions.worker_left()
         self.service.changed()
 

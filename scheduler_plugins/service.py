@@ -167,7 +167,7 @@ class Service:
         return self.plugin.tasks.workers() <= self.plugin.registry.workers.keys()
 
     def _outcome(self, version: Version) -> dict[str, Any]:
-        if version.ready():
+        if version.ready() or version.cold:
             return {"status": "ready"}
         failed = next(iter(version.replicas.values()), None)
         return {

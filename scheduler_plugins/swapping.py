@@ -67,11 +67,14 @@ class Swapping:
     # Events
 
     def assigned(self, *versions: Version) -> None:
-        """Some workers have been told to load versions; on others they are cold."""
+        """Some workers have been told to load versions; on others they are cold.
+
+        Or workers have left.
+        """
         for version in versions:
             deployment = self.plugin.registry.deployments[version.name]
             self._refuse(deployment, version)
-            if version.cold and (deployment.kept_loaded or not version.loads):
+            if version.cold and _is_awaited(deployment, version):
                 self._awaited[version.name, version.version] = version
         self.plugin.dispatcher.wake()
 
@@ -282,6 +285,17 @@ class Swapping:
         return bool(line.queue.count) or any(
             batch.line is line and batch.device.name == address for batch in batches
         )
+
+
+def _is_awaited(deployment: Deployment, version: Version) -> bool:
+    """Whether a version is to be loaded though there are no requests for it."""
+    update = deployment.update
+    is_update = update is not None and update.version == version.version
+    return (
+        deployment.kept_loaded
+        or not version.loads
+        or (is_update and not version.answered)
+    )
 
 
 def _under_way_until(version: Version) -> float:

@@ -19,6 +19,8 @@ import argparse
 import asyncio
 import sys
 
+import dask
+
 from tests.chaos.plan import PACE, Plan
 from tests.chaos.run import run
 
@@ -39,12 +41,12 @@ def main() -> int:
     parser.add_argument(
         "--short",
         action="store_true",
-        help="give each worker room for two models of four",
+        help="give each worker room for two models of those that there are",
     )
     options = parser.parse_args()
     if options.short:
         # What counts of a factory that makes no module is what travels of it.
-        os.environ["DASK_DASKINFER__WEIGHTS__HOST"] = "300 B"
+        dask.config.set({"daskinfer.weights.host": "200 B"})
     about = options.seconds, options.pace, options.short
     plans = [Plan.of(seed, *about) for seed in options.seeds]
     return int(not all([asyncio.run(run(plan)) for plan in plans]))

@@ -366,8 +366,6 @@ async def test_a_worker_reports_what_nobody_asked_for(c: Any, s: Any, a: Any) ->
         "nbytes": 0,
         "source": "",
         "broken": "",
-        "nbytes": 0,
-        "source": "",
     }
     a.batched_send(report)
     await until(lambda: resident(a) == [{"1"}] and not len(engine(s).unloading))

@@ -265,7 +265,11 @@ def test_what_finds_no_room_is_cold():
     found = registry.version("n")
     assert found.cold == {A}
     assert found.replicas[A].state is ReplicaState.COLD
+    # Nobody has tried it.
     assert not found.settled()
+    # It was loaded by a worker that is gone, and will be by this one.
+    found.loads[""] = 1
+    assert found.settled()
     assert [r.address for r in registry.add(deployment("o"), of_size(40, "o"))] == [A]
 
 
