@@ -149,8 +149,10 @@ def test_a_version_that_breaks_each_process_while_loading_is_given_up(client, tm
     model = daskinfer.deploy(
         client, FragileWhileWarmed(tmp_path), name="bad", warmup=row(0), wait=False
     )
+    # Each process starts three times.
     poll_for(
-        lambda: [w.state for w in model.status().workers] == ["failed"] * 2, PATIENCE
+        lambda: [w.state for w in model.status().workers] == ["failed"] * 2,
+        3 * PATIENCE,
     )
     poll_for(lambda: len(ready_workers(other)) == 2, PATIENCE)
     for worker in model.status().workers:
