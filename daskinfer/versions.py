@@ -124,11 +124,11 @@ class Versioned:
         ...     print(future.result(), daskinfer.info(future).version)
         3 2
         """
-        from daskinfer import deployment
+        from daskinfer import deployment, planning
         from daskinfer.fields import number_within
         from daskinfer.options import check_sendable
 
-        artifact = deployment.artifact_of(model, factory, factory_kwargs, path, trusted)
+        artifact = planning.artifact_of(model, factory, factory_kwargs, path, trusted)
         if not isinstance(version, str) or not version:
             raise ValueError(
                 f"version must be a text that is not empty, not {version!r}"
@@ -138,14 +138,14 @@ class Versioned:
             raise ValueError(f"activate must be one of {_ACTIVATE}, not {activate!r}")
         if auto_abort is not None and not isinstance(auto_abort, AbortPolicy):
             raise TypeError(f"auto_abort must be an AbortPolicy, not {auto_abort!r}")
-        deployment.check_policy(batching)
+        planning.check_policy(batching)
         if batching is None and artifact.row_limits(self.batch_dim or 0) is not None:
-            configured = deployment.configured_policy(artifact)
+            configured = planning.configured_policy(artifact)
             batching = replace(configured, batch_dim=self.batch_dim)
         options = {
             "version": version,
             "policy": None if batching is None else asdict(batching),
-            "warmup": deployment.warmup_payload(warmup),
+            "warmup": planning.warmup_payload(warmup),
             "min_ready": number_within("min_ready", min_ready, 0, 1),
             "manual": activate == "manual",
             "share": number_within("traffic", traffic, 0, 1),
