@@ -24,6 +24,7 @@ from scheduler_plugins.health import Suspicion
 from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.lines import Lines
 from scheduler_plugins.load import Link
+from scheduler_plugins.outcomes import PLACEMENT
 from scheduler_plugins.request import Request
 from scheduler_plugins.running import Running
 from scheduler_plugins.starving import Starvation
@@ -130,7 +131,7 @@ class Dispatcher:
 
     def forget(self, name: str) -> None:
         """Drop the counters of a deployment."""
-        self.statistics.pop(name, None)
+        self.lines.forget(name)
         self.affinity.residency.forget(name)
 
     def device_ready(
@@ -321,4 +322,5 @@ class Dispatcher:
         logger.exception("%r cannot be served; failing who waits", line)
         for request in waiting:
             line.queue.discard(request)
+            request.cause = PLACEMENT
         self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")

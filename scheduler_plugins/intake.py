@@ -104,6 +104,7 @@ class Intake:
                 "Refused %s of %s: %r", counted(len(keys), "request"), client, error
             )
             self._tasks.refuse(keys, client, error)
+            self._lifecycle.refused(message.get("name"), keys)
 
     def _take_in(
         self,

@@ -16,6 +16,15 @@ from daskinfer.exceptions import (
     UnknownDeployment,
 )
 from daskinfer.wording import counted
+from scheduler_plugins.outcomes import (
+    CACHED,
+    COMPUTED,
+    DASK,
+    REFUSED,
+    RELEASED,
+    RESTARTED,
+    cause_of,
+)
 
 if TYPE_CHECKING:
     from daskinfer.exceptions import InferenceError
@@ -81,6 +90,9 @@ class Lifecycle:
 
     def clear(self) -> None:
         """Forget all requests."""
+        for request in self._requests.values():
+            if not request.ended:
+                self._cancel(request, RESTARTED)
         self._requests.clear()
         self.doomed.clear()
 
@@ -112,8 +124,7 @@ class Lifecycle:
             request.forgotten = True
             if not request.ended:
                 dispatcher.deadlines.discard(request.key)
-                if request.counts is not None:
-                    request.counts.cancelled += 1
+                self._cancel(request, RELEASED)
 
     # Waiting
 
@@ -144,7 +155,7 @@ class Lifecycle:
             return None
 
     def _doom(self, request: Request, error: Exception) -> None:
-        request.error = error
+        request.error, request.cause = error, cause_of(type(error))
         self.doomed.append(request)
         if len(self.doomed) == 1:
             # Not from within a transition of the same task.
@@ -170,6 +181,10 @@ class Lifecycle:
     def _end(self, request: Request, *, succeeded: bool) -> None:
         request.ended = True
         self._dispatcher.deadlines.discard(request.key)
+        if succeeded:
+            self._note(request, CACHED if request.was_cached else COMPUTED)
+        else:
+            self._note(request, ("failed", request.cause or DASK))
         counts, figures = request.counts, request.figures
         if counts is None:
             return
@@ -181,8 +196,32 @@ class Lifecycle:
         if figures is not None:
             if succeeded:
                 figures.succeeded(None if request.was_cached else now - request.arrived)
+                figures.measures.answered(
+                    request.dispatched - request.arrived, now - request.arrived
+                )
             else:
                 figures.failed()
+
+    def _cancel(self, request: Request, how: tuple[str, str]) -> None:
+        self._note(request, how)
+        if request.counts is not None:
+            request.counts.cancelled += 1
+
+    def _note(self, request: Request, how: tuple[str, str]) -> None:
+        counts = request.counts
+        lines = self._dispatcher.lines
+        outcomes = lines.elsewhere if counts is None else counts.outcomes
+        outcomes[how] += 1
+
+    def refused(self, name: object, keys: Iterable[Key]) -> None:
+        """Requests of a message that could not be read; most never became any."""
+        count = sum(key not in self._requests for key in keys)
+        lines = self._dispatcher.lines
+        counts = lines.statistics.get(name) if isinstance(name, str) else None
+        if counts is not None:
+            counts.arrived(count)
+            counts.failures += count
+        (lines.elsewhere if counts is None else counts.outcomes)[REFUSED] += count
 
     def _fail_doomed(self) -> None:
         doomed, self.doomed = self.doomed, []
@@ -197,6 +236,8 @@ class Lifecycle:
 
     def fail_waiting(self, requests: list[Request], error: InferenceError) -> None:
         """Fail requests that can never be served."""
+        for request in requests:
+            request.cause = cause_of(type(error))
         self._tasks.fail_parked([r.key for r in requests], error, _STIMULUS)
 
     # Deadlines
@@ -211,6 +252,8 @@ class Lifecycle:
         # Those who ask for the same workers have the same problem.
         problem = functools.cache(self._diagnosis.problem)
         late = [(key, self._too_late(self._requests[key], problem)) for key in keys]
+        for key, too_late in late:
+            self._requests[key].cause = cause_of(type(too_late))
         for group, error in _alike(late):
             self._tasks.fail(group, error, f"{_STIMULUS}-expired")
 

@@ -49,7 +49,8 @@ class Batch:
     ``looked_up`` was sent to be found in a cache: the device is not expected to run it.
     One that is ``overdue`` is past its time limit. One that ``died`` was running when
     its worker was lost. Those that were ``given_up`` run elsewhere by now. The worker
-    was not told: its late results are taken if they come first.
+    was not told: its late results are taken if they come first. It is ``predicted`` to
+    take so many seconds on the device.
     """
 
     batch_id: str
@@ -64,6 +65,7 @@ class Batch:
     overdue: bool = False
     died: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
+    predicted: float | None = None
 
     @property
     def stimulus_id(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_plugins.line import Line
 from scheduler_plugins.load import DeviceLoad
+from scheduler_plugins.outcomes import Outcomes
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -23,11 +25,19 @@ class Lines(dict[tuple[str, str], Line]):
         What messages take.
     priority_age
         Seconds of waiting that one unit of priority is worth.
+
+    Attributes
+    ----------
+    statistics
+        Counters of the deployments, by name.
+    elsewhere
+        How requests ended that were sent to none, or to one that is gone by now.
     """
 
     def __init__(self, link: Link, priority_age: float) -> None:
         super().__init__()
         self.statistics: dict[str, Statistics] = {}
+        self.elsewhere: Outcomes = Counter()
         self._link = link
         self._priority_age = priority_age
         self._devices: dict[tuple[str, str], DeviceLoad] = {}
@@ -48,6 +58,12 @@ class Lines(dict[tuple[str, str], Line]):
         self[deployment.name, version.version] = line
         self.statistics[deployment.name] = counts
         return line
+
+    def forget(self, name: str) -> None:
+        """Drop the counters of a deployment; who still ends is counted elsewhere."""
+        counts = self.statistics.pop(name, None)
+        if counts is not None:
+            counts.outcomes = self.elsewhere
 
     def device(self, address: str, device_class: str) -> DeviceLoad:
         """What a worker has before it, the same for the lines of all deployments."""

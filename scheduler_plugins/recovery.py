@@ -14,6 +14,7 @@ from daskinfer.exceptions import BatchTimeout, DeviceError, RequestFailed, Worke
 from daskinfer.wording import counted
 from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
+from scheduler_plugins.outcomes import cause_of
 from scheduler_plugins.retrying import Fail
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Recovery:
         reason: str = "",
     ) -> None:
         """Charge those who were running; run them isolated, or let them fail."""
+        batch.line.figures.measures.interrupted[cause_of(kind)] += len(requests)
         for request in requests:
             request.charges += 1
             request.solo += alone
@@ -145,6 +147,7 @@ class Recovery:
 
     def moved(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Requests were taken away from a device that does not answer."""
+        batch.line.figures.measures.interrupted["late"] += len(requests)
         for request in requests:
             self._requeue(request, batch.line)
 
@@ -218,6 +221,7 @@ class Recovery:
             worker=address,
             attempts=request.attempts,
         )
+        request.cause = cause_of(kind)
         self._tasks.fail([request.key], error, f"daskinfer-failed-{line.name}")
 
 

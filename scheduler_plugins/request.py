@@ -59,6 +59,8 @@ class Request:
         Whether its task is gone. Its key may be that of another by now.
     error
         Why it cannot be served, found out before it could wait.
+    cause
+        Why it is about to fail, in the words of :mod:`~scheduler_plugins.outcomes`.
     counts
         Of the deployment that it arrived at. Another may have its name by now.
     charges, solo
@@ -108,6 +110,7 @@ class Request:
     ended: bool = False
     forgotten: bool = False
     error: Exception | None = None
+    cause: str = ""
     counts: Statistics | None = field(default=None, repr=False)
     charges: int = 0
     solo: int = 0
@@ -141,6 +144,6 @@ class Request:
         if self.counts is not None:
             self.counts.arrived()
         self.ended, self.order, self.arrived = False, None, now
-        self.attempts, self.misses, self.was_cached = 0, 0, False
+        self.attempts, self.misses, self.was_cached, self.cause = 0, 0, False, ""
         self.charges = self.solo = self.bystander = 0
         self.group, self.tried, self.hedged = None, frozenset(), False

@@ -10,6 +10,7 @@ from distributed.metrics import monotonic
 
 from daskinfer import protocol
 from scheduler_plugins.line import Batch, LaneKey, Line
+from scheduler_plugins.outcomes import INPUTS
 from scheduler_plugins.sending import pickle_inputs, run_message
 from scheduler_plugins.settling import Settlement
 
@@ -96,13 +97,17 @@ class Running:
         payloads, failures = pickle_inputs(self._tasks, batch.requests)
         # Registered before anything can fail, so that every exit passes one door.
         self.batches[batch_id] = batch
+        retries = 0
         for request in batch.requests.values():
             request.batch, request.dispatched = batch_id, now
             request.attempts += 1
+            retries += request.attempts > 1
+            request.cause = ""
             request.figures = line.figures
             if not request.is_bound:
                 request.edition = self.edition
         line.in_flight += 1
+        line.figures.measures.dispatched(decision.reason, retries)
         rows = max(batch.rows, 1)
         if batch.looked_up:
             line.batcher.looked_up(
@@ -112,6 +117,8 @@ class Running:
             line.batcher.sent(decision, batch_id, now, rows=rows)
             self._serve(batch)
         if failures:
+            for key in failures:
+                batch.requests[key].cause = INPUTS
             self._tasks.fail_running(failures, run_ids, address, stimulus_id)
         if not payloads:
             self._close(batch)
@@ -123,9 +130,10 @@ class Running:
     def _serve(self, batch: Batch) -> None:
         """Charge a version with the time of a batch on the device."""
         device, line = batch.device, batch.line
-        line.served += line.latency.seconds(
+        batch.predicted = line.latency.seconds(
             device.name, device.device_class, max(batch.rows, 1)
         )
+        line.served += batch.predicted
 
     def not_found(self, batch: Batch) -> None:
         """A batch is not in the cache where it should be, and is computed there."""
@@ -243,6 +251,12 @@ class Running:
         line.counts.ran(
             address, [(p["rows"], p["padded"], p["seconds"]) for p in passes]
         )
+        if passes:
+            line.figures.measures.ran(
+                [(p["rows"], p["padded"]) for p in passes],
+                message["ran"],
+                batch.predicted if _tests(message, batch.rows) else None,
+            )
         self._settlement.settle(batch, dict(own), message, address)
         return batch, [own[key] for key in message["struck"] if key in own]
 
@@ -273,8 +287,18 @@ def _timings(message: protocol.DoneMessage) -> list[tuple[int, float]]:
     """
     passes = [p for p in message["passes"] if p["rows"]]
     beside = 0.0
-    mixed = message["failed"] or message["out_of_memory"] or message["look_up"]
-    if passes and not mixed:
+    if passes and _is_pure(message):
         beside = max(message["ran"] - sum(p["seconds"] for p in message["passes"]), 0.0)
     rows = sum(p["rows"] for p in passes)
     return [(p["rows"], p["seconds"] + beside * p["rows"] / rows) for p in passes]
+
+
+def _is_pure(message: protocol.DoneMessage) -> bool:
+    """Whether a batch took its time for its passes alone."""
+    return not (message["failed"] or message["out_of_memory"] or message["look_up"])
+
+
+def _tests(message: protocol.DoneMessage, rows: int) -> bool:
+    """Whether what a batch took tells how good the prediction for so many rows was."""
+    ran = sum(p["rows"] for p in message["passes"])
+    return ran == rows and _is_pure(message)

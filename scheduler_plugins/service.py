@@ -191,13 +191,13 @@ class Service:
             f"{name!r} was undeployed before the request was answered"
         )
         plugin.versions.removed(deployment)
+        plugin.dispatcher.forget(name)
         asked: list[int] = []
         for version in deployment.versions.values():
             waiting = plugin.dispatcher.close(name, version.version)
             plugin.lifecycle.fail_waiting(waiting, gone)
             asked += plugin.unloading.ask_all(version)
             plugin.distribution.release(version.artifact, (name, version.version))
-        plugin.dispatcher.forget(name)
         self.changed()
         return {"status": "OK", "unfreed": await self._freed(asked, timeout)}
 

@@ -9,6 +9,7 @@ from distributed.metrics import time
 
 from daskinfer import protocol
 from daskinfer.wording import counted
+from scheduler_plugins.outcomes import INPUTS, cause_on_worker
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch
@@ -87,12 +88,14 @@ class Settlement:
                 if key in requests:
                     # Should the user's `retries=` allow another attempt.
                     requests[key].tried |= {address}
+                    requests[key].cause = cause_on_worker(failed[key])
             self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
         missing = [
             key
             for key in message["missing"]
             if key in requests and key not in batch.given_up
         ]
+        batch.line.figures.measures.interrupted[INPUTS] += len(missing)
         self._retry_missing(requests, missing, address, message["stimulus_id"])
         if message["broken"]:
             told = {*message["keys"], *message["failed"], *missing, *batch.given_up}

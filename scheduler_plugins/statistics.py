@@ -5,11 +5,13 @@ Pure: the time is an argument.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from daskinfer.status import LatencyPercentiles
+from scheduler_plugins.measures import Measures
+from scheduler_plugins.outcomes import Outcomes
 
 #: How many of the latest answers the percentiles look at.
 RECENT = 4096
@@ -42,6 +44,7 @@ class Figures:
 
     requests: int = 0
     failures: int = 0
+    measures: Measures = field(default_factory=Measures, repr=False)
     _recent: deque[float] = field(
         default_factory=lambda: deque(maxlen=RECENT), repr=False
     )
@@ -77,7 +80,8 @@ class Statistics:
 
     Every request is counted once on arrival, and once when it ends: as a success,
     a failure or cancelled. One whose result is lost with its worker and computed
-    again, or that the user retries, counts again as a request.
+    again, or that the user retries, counts again as a request. ``outcomes`` say more
+    about the ends; those of a deployment that is gone are counted elsewhere.
 
     Examples
     --------
@@ -97,6 +101,7 @@ class Statistics:
     rows: int = 0
     padded_rows: int = 0
     workers: dict[str, WorkerCounts] = field(default_factory=dict)
+    outcomes: Outcomes = field(default_factory=Counter)
     _began: float | None = None
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _answers: deque[tuple[float, int]] = field(default_factory=deque)

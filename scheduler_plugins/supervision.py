@@ -314,6 +314,7 @@ class Supervision:
         return suspect if limit is None else min(suspect, limit)
 
     def _tell_opened(self, line: Line, address: str, now: float) -> None:
+        line.figures.measures.openings += 1
         breaker = line.health.breakers[address]
         logger.warning(
             "%s gets no requests for %r for %.3g s: %s",
