@@ -14,6 +14,8 @@ from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.wording import counted
+from scheduler_plugins import http
+from scheduler_plugins.configured import Configured
 from scheduler_plugins.deployment import WorkerFacts
 from scheduler_plugins.describing import Descriptions
 from scheduler_plugins.diagnosis import Diagnosis
@@ -26,6 +28,7 @@ from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle
 from scheduler_plugins.line import Line
 from scheduler_plugins.loading import Loading
+from scheduler_plugins.readiness import Readiness
 from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
 from scheduler_plugins.request import Request
@@ -138,6 +141,9 @@ class InferencePlugin(SchedulerPlugin):
             self._interval,
         )
         self.service = Service(self)
+        self.descriptions = Descriptions(self)
+        self.configured = Configured(self)
+        self.readiness = Readiness(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
         scheduler.stream_handlers.update(
             {
@@ -156,12 +162,14 @@ class InferencePlugin(SchedulerPlugin):
         )
         scheduler.handlers.update(
             self.service.handlers()
-            | Descriptions(self).handlers()
+            | self.descriptions.handlers()
             | self.versions.handlers()
             | self.distribution.calls()
         )
         for address in self.tasks.workers():
             self.tasks.tune_stream(address, self._interval)
+        http.add_routes(scheduler)
+        self.configured.start()
         # Dask adds a plugin when it has started: while this one waits for workers,
         # another client would start a second, which took over its handlers.
         scheduler.add_plugin(self, name=self.name, idempotent=True)

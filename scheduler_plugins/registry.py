@@ -289,6 +289,12 @@ class Registry:
         found = self.version(name, version)
         return any(found.replicas[address].reason is None for address in found.cold)
 
+    def can_answer(self, name: str) -> list[str]:
+        """Workers that can answer with the active version, loading it first perhaps."""
+        found = self.version(name)
+        cold = [a for a in sorted(found.cold) if found.replicas[a].reason is None]
+        return [replica.address for replica in found.ready()] + cold
+
     def problem(self, name: str, version: str | None = None) -> str | None:
         """Why a version is served by nobody, or None if somebody serves it."""
         deployment, found = self.deployment(name), self.version(name, version)

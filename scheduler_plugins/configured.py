@@ -1,0 +1,114 @@
+"""Deployments that the scheduler's own configuration names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distributed.utils import offload
+
+from daskinfer import config
+from daskinfer.entries import plan_of_entry
+from daskinfer.exceptions import DeploymentFailed
+from daskinfer.failure import contain, describe
+
+if TYPE_CHECKING:
+    from daskinfer.artifact import Artifact
+    from daskinfer.planning import Plan
+    from scheduler_plugins.inference import InferencePlugin
+
+logger = logging.getLogger("distributed.inference.configured")
+
+_KEY = "daskinfer.deployments"
+
+
+class Configured:
+    """Deploys what ``daskinfer.deployments`` names when the scheduler starts.
+
+    The models are taken apart in this process, as :func:`daskinfer.deploy` does in the
+    client's. What is wrong with one is logged, and keeps no other from being deployed.
+
+    Parameters
+    ----------
+    plugin
+        Who deploys.
+
+    Attributes
+    ----------
+    problems
+        Why what is named is not deployed, by name.
+    """
+
+    def __init__(self, plugin: InferencePlugin) -> None:
+        self.plugin = plugin
+        self.problems: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Configured problems: {sorted(self.problems)}>"
+
+    def start(self) -> None:
+        """Begin to deploy; it goes on in the background."""
+        entries = config.get("deployments")
+        if not isinstance(entries, Mapping):
+            told = f"must map names to deployments, not {entries!r}"
+            logger.error("%s %s: nothing of it is deployed", _KEY, told)
+            self.problems[_KEY] = told
+            return
+        for name in entries:
+            self.problems[str(name)] = "it is about to be deployed"
+        if entries:
+            background = self.plugin.scheduler._ongoing_background_tasks
+            background.call_soon(self._deploy_all, dict(entries))
+
+    async def _deploy_all(self, entries: dict[object, object]) -> None:
+        for name, entry in entries.items():
+            try:
+                await self._deploy(name, entry)
+            except Exception as error:
+                self.problems[str(name)] = describe(error)
+                logger.error(
+                    "%s.%s is not deployed: %s", _KEY, name, error, exc_info=True
+                )
+
+    async def _deploy(self, name: object, entry: object) -> None:
+        plan = await offload(contain, plan_of_entry, name, entry)
+        offer = await self._bring(plan.artifact)
+        try:
+            await self._register(plan)
+        finally:
+            if offer is not None:
+                await self.plugin.distribution.withdraw(offer)
+
+    async def _register(self, plan: Plan) -> None:
+        answer = await self.plugin.service.deploy(**plan.to_message(), client="")
+        if answer["status"] == "error":
+            raise ValueError(answer["message"])
+        del self.problems[plan.name]
+        if answer["status"] == "exists":
+            logger.info("%s.%s: somebody else was faster", _KEY, plan.name)
+        else:
+            logger.info("%r is deployed as %s says", plan.name, _KEY)
+
+    async def _bring(self, artifact: Artifact) -> int | None:
+        """Put large weights where workers fetch them; return what holds them there."""
+        if artifact.is_inline:
+            return None
+        assert artifact.chunks is not None and artifact.weights is not None
+        distribution, chunks = self.plugin.distribution, artifact.chunks
+        answer = _checked(await distribution.offer("", chunks.to_message()))
+        number: int = answer["offer"]
+        try:
+            for index in answer["missing"]:
+                part = artifact.weights[slice(*chunks.span(index))]
+                _checked(await distribution.upload(number, index, part))
+        except BaseException:
+            await distribution.withdraw(number)
+            raise
+        return number
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if answer["status"] != "OK":
+        raise DeploymentFailed(str(answer["message"]))
+    return answer
