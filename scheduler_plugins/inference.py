@@ -21,6 +21,7 @@ from scheduler_plugins.describing import Descriptions
 from scheduler_plugins.diagnosis import Diagnosis
 from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.distribution import Distribution
+from scheduler_plugins.exposition import COLLECTOR
 from scheduler_plugins.fetching import Fetching
 from scheduler_plugins.guarding import guarded
 from scheduler_plugins.health import Suspicion
@@ -169,6 +170,7 @@ class InferencePlugin(SchedulerPlugin):
         for address in self.tasks.workers():
             self.tasks.tune_stream(address, self._interval)
         http.add_routes(scheduler)
+        COLLECTOR.add(self)
         self.configured.start()
         # Dask adds a plugin when it has started: while this one waits for workers,
         # another client would start a second, which took over its handlers.
@@ -182,6 +184,7 @@ class InferencePlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """Let go of files."""
+        COLLECTOR.discard(self)
         self.distribution.close()
 
     # Requests come

@@ -30,6 +30,8 @@
     taking turns with the user's own tasks on the device
 ``restarting``
     how the Nanny is made to start the process anew
+``telemetry``, ``exposition``
+    how the devices are doing, and all other figures for who watches
 ``results``, ``reporting``
     results into the worker's memory; what the scheduler is told
 """

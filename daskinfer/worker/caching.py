@@ -178,6 +178,10 @@ class Caches:
         cache = self._caches.get(name)
         return None if cache is None else cache.statistics(monotonic())
 
+    def figures(self, now: float) -> dict[str, dict[str, Any]]:
+        """What can be known of all caches at a time, by deployment."""
+        return {name: c.statistics(now) for name, c in self._caches.items()}
+
     async def clear(self, name: str) -> None:
         """Forget all results of a deployment, and keep none of those under way."""
         cache = self._caches.get(name)

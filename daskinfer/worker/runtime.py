@@ -20,12 +20,14 @@ from daskinfer.worker.cached_run import CachedRun
 from daskinfer.worker.caching import Caches
 from daskinfer.worker.device_queue import DeviceQueue
 from daskinfer.worker.execution import Item, Outcome
+from daskinfer.worker.exposition import COLLECTOR
 from daskinfer.worker.inputs import fetch_inputs, load_call
 from daskinfer.worker.job import Job
 from daskinfer.worker.loading import Loader
 from daskinfer.worker.reporting import Reporter
 from daskinfer.worker.restarting import start_anew
 from daskinfer.worker.results import forget, pack_small
+from daskinfer.worker.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -67,6 +69,8 @@ class InferenceRuntime(WorkerPlugin):
         The queue before the device.
     caches
         Results that are kept.
+    telemetry
+        What its accelerators are doing.
     jobs
         Batches that are not answered yet.
     is_closing
@@ -80,6 +84,7 @@ class InferenceRuntime(WorkerPlugin):
     loader: Loader
     device: DeviceQueue
     caches: Caches
+    telemetry: Telemetry
     jobs: dict[str, Job]
     is_closing: bool
 
@@ -101,6 +106,7 @@ class InferenceRuntime(WorkerPlugin):
         self.device = DeviceQueue(worker, self._device_is_held)
         self.caches = Caches(worker)
         self.loader = Loader(worker, self.device, self.caches)
+        self.telemetry = Telemetry(worker, self.loader.models)
         self._reporter = Reporter(worker)
         self._packed_limit = config.nbytes("gather.small-limit")
         worker.stream_handlers.update(
@@ -116,12 +122,15 @@ class InferenceRuntime(WorkerPlugin):
         worker.handlers[protocol.FETCH] = self.fetch
         worker.handlers[protocol.CACHE_STATISTICS] = self.caches.statistics
         worker.handlers[protocol.CACHE_CLEAR] = self.caches.clear
+        COLLECTOR.add(self)
         tune(worker.batched_stream, config.seconds("send-interval") or 0.0)
         worker._ongoing_background_tasks.call_soon(self._say_hello)
 
     async def teardown(self, worker: Worker) -> None:
         """Let go of models and threads; what is not answered is run elsewhere."""
         self.is_closing = True
+        COLLECTOR.discard(self)
+        self.telemetry.close()
         self.loader.close()
         self.device.close()
         await self.caches.close()
@@ -133,6 +142,7 @@ class InferenceRuntime(WorkerPlugin):
 
     async def _say_hello(self) -> None:
         report, room = await self.loader.detect()
+        self.telemetry.found(report)
         message: protocol.HelloMessage = {
             "op": protocol.HELLO,
             "devices": {b.kind: b.kind for b in report.backends if b.count},
