@@ -123,7 +123,7 @@ _FIELDS = frozenset(
     (
         *("factory", "factory_kwargs", "path", "trusted"),
         *("version", "device", "resources", "placement"),
-        *("request_timeout", "batch_timeout", "max_queue"),
+        *("request_timeout", "batch_timeout", "max_queue", "keep_loaded"),
         *_POLICIES,
     )
 )

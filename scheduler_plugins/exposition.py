@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
-from daskinfer.exposition import Collector, Samples
-from scheduler_plugins.breaker import BreakerState
-from scheduler_plugins.deployment import ReplicaState
-from scheduler_plugins.versions import stage
+from daskinfer.exposition import Samples
+from scheduler_plugins.whereabouts import VERSION, WhereaboutsCollector, label
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -19,13 +17,9 @@ if TYPE_CHECKING:
     from scheduler_plugins.line import Line
 
 _DEPLOYMENT = ("deployment",)
-_VERSION = ("deployment", "version")
-_WORKER = ("deployment", "version", "worker")
-
-_BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
-class SchedulerCollector(Collector):
+class SchedulerCollector(WhereaboutsCollector):
     """Tells of the plugin that was started last in this process, and still runs."""
 
     @property
@@ -43,8 +37,8 @@ class SchedulerCollector(Collector):
         yield from self._queue(plugin, lines)
         yield from self._histograms(lines)
         yield from self._batches(lines)
-        yield from self._versions(plugin, lines)
-        yield from self._workers(plugin, lines)
+        yield from self.versions(plugin, lines)
+        yield from self.workers(plugin, lines)
 
     def _requests(self, plugin: InferencePlugin) -> Iterator[Metric]:
         lines = plugin.dispatcher.lines
@@ -71,7 +65,7 @@ class SchedulerCollector(Collector):
             "Requests that have ended with a version, by how",
             ("deployment", "version", "outcome"),
             [
-                ((*_label(line), outcome), count)
+                ((*label(line), outcome), count)
                 for line in lines.values()
                 for outcome, count in (
                     ("answered", line.figures.requests - line.figures.failures),
@@ -95,19 +89,19 @@ class SchedulerCollector(Collector):
         yield self.gauge(
             "queue_length",
             "Requests that wait to be sent to a worker",
-            _VERSION,
+            VERSION,
             _each(lines, lambda line: len(line.queue) + line.delayed),
         )
         yield self.gauge(
             "queue_wait_seconds",
             "For how long those have waited whose turn is next",
-            _VERSION,
+            VERSION,
             _each(lines, lambda line: _longest_wait(line, now)),
         )
         yield self.gauge(
             "in_flight_requests",
             "Requests that were sent to a worker and are not answered",
-            _VERSION,
+            VERSION,
             _each(
                 lines,
                 lambda line: sum(len(b.requests) for b in batches if b.line is line),
@@ -116,7 +110,7 @@ class SchedulerCollector(Collector):
         yield self.gauge(
             "in_flight_batches",
             "Batches that were sent to a worker and are not answered",
-            _VERSION,
+            VERSION,
             _each(lines, lambda line: line.in_flight),
         )
 
@@ -147,9 +141,9 @@ class SchedulerCollector(Collector):
             yield self.histogram(
                 name,
                 text,
-                _VERSION,
+                VERSION,
                 [
-                    (_label(line), getattr(line.figures.measures, attribute))
+                    (label(line), getattr(line.figures.measures, attribute))
                     for line in lines
                 ],
             )
@@ -160,7 +154,7 @@ class SchedulerCollector(Collector):
             "Batches that were sent, by the reason why at that time",
             ("deployment", "version", "reason"),
             [
-                ((*_label(line), reason), count)
+                ((*label(line), reason), count)
                 for line in lines
                 for reason, count in line.figures.measures.sent.items()
             ],
@@ -170,7 +164,7 @@ class SchedulerCollector(Collector):
             "Attempts of requests that did not end with an answer of the model",
             ("deployment", "version", "reason"),
             [
-                ((*_label(line), reason), count)
+                ((*label(line), reason), count)
                 for line in lines
                 for reason, count in line.figures.measures.interrupted.items()
             ],
@@ -198,119 +192,21 @@ class SchedulerCollector(Collector):
             yield self.counter(
                 name,
                 text,
-                _VERSION,
+                VERSION,
                 [
-                    (_label(line), getattr(line.figures.measures, attribute))
+                    (label(line), getattr(line.figures.measures, attribute))
                     for line in lines
                 ],
             )
 
-    def _versions(self, plugin: InferencePlugin, lines: list[Line]) -> Iterator[Metric]:
-        registry = plugin.registry
-        versions = registry.versions()
-        yield self.gauge(
-            "replicas",
-            "Workers by how far they are with a version",
-            ("deployment", "version", "state"),
-            [
-                (
-                    (version.name, version.version, state.value),
-                    sum(r.state is state for r in version.replicas.values()),
-                )
-                for version in versions
-                for state in ReplicaState
-            ],
-        )
-        yield self.gauge(
-            "version_stage",
-            "1 for how far a version is in a roll-out",
-            ("deployment", "version", "stage"),
-            [
-                (
-                    (
-                        *_label(line),
-                        stage(
-                            registry.deployment(line.name),
-                            registry.deployments[line.name].versions[line.version],
-                            line.in_flight,
-                        ),
-                    ),
-                    1,
-                )
-                for line in lines
-            ],
-        )
-        yield self.gauge(
-            "best_batch_size",
-            "Rows with nearly the best throughput, as far as is known",
-            ("deployment", "version", "device_class"),
-            [
-                ((*_label(line), kind), line.batcher.best_size(kind))
-                for line in lines
-                for kind in sorted({d.device_class for d in line.devices.values()})
-            ],
-        )
-        yield self.gauge(
-            "model_load_seconds",
-            "What a worker took to load a version, warm-up included",
-            _WORKER,
-            [
-                ((version.name, version.version, replica.address), replica.seconds)
-                for version in versions
-                for replica in version.replicas.values()
-                if replica.device is not None
-            ],
-        )
-
-    def _workers(self, plugin: InferencePlugin, lines: list[Line]) -> Iterator[Metric]:
-        now = monotonic()
-        yield self.gauge(
-            "breaker_state",
-            "0: a worker is given requests; 1: it is tried with one; 2: it gets none",
-            _WORKER,
-            [
-                ((*_label(line), address), _breaker(line, address, now))
-                for line in lines
-                for address in sorted(line.devices)
-            ],
-        )
-        workers = [
-            ((name, address), counts)
-            for name, statistics in plugin.dispatcher.statistics.items()
-            for address, counts in sorted(statistics.workers.items())
-        ]
-        labels = ("deployment", "worker")
-        yield self.counter(
-            "worker_rows_total",
-            "Rows that a worker has run for a deployment",
-            labels,
-            [(values, counts.rows) for values, counts in workers],
-        )
-        yield self.counter(
-            "worker_busy_seconds_total",
-            "What a worker's forward passes for a deployment took",
-            labels,
-            [(values, counts.seconds) for values, counts in workers],
-        )
-
-
-def _label(line: Line) -> tuple[str, str]:
-    return line.name, line.version
-
 
 def _each(lines: Iterable[Line], figure: Callable[[Line], float]) -> Samples:
-    return [(_label(line), figure(line)) for line in lines]
+    return [(label(line), figure(line)) for line in lines]
 
 
 def _longest_wait(line: Line, now: float) -> float:
     heads = [lane.head() for lane in line.queue.oldest(1)]
     return max((now - head.arrived for head in heads if head is not None), default=0.0)
-
-
-def _breaker(line: Line, address: str, now: float) -> int:
-    if line.devices[address].stuck:
-        return _BREAKER[BreakerState.OPEN]
-    return _BREAKER[line.health.state(address, now)[0]]
 
 
 #: The one of this process.

@@ -28,6 +28,7 @@ placement: round-robin
 request-timeout: 2s
 batch-timeout: 10s
 max-queue: 100
+keep-loaded: true
 batching: {max-batch-size: 16, min-batch-size: 2, max-wait: 5ms, batch-dim: 1}
 cache:
   host: {size: 64 MiB, ttl: 10m}
@@ -57,6 +58,7 @@ def test_an_entry_means_what_deploy_means() -> None:
         request_timeout=2,
         batch_timeout=10,
         max_queue=100,
+        keep_loaded=True,
         batching=BatchPolicy(16, 2, 0.005, batch_dim=1),
         cache=CachePolicy(
             host=TierPolicy("64 MiB", "10m"), packed=None, affinity=False

@@ -43,6 +43,18 @@ class WorkerCollector(Collector):
             self._each(lambda runtime: len(runtime.loader.models)),
         )
         yield self.gauge(
+            "models_parked",
+            "Models that are kept in the host's memory, off the device",
+            _WORKER,
+            self._each(lambda runtime: len(runtime.loader.parking)),
+        )
+        yield self.gauge(
+            "models_parked_bytes",
+            "What those take",
+            _WORKER,
+            self._each(lambda runtime: runtime.loader.parking.nbytes),
+        )
+        yield self.gauge(
             "batches_waiting",
             "Batches that a worker has, with the one that it runs",
             _WORKER,

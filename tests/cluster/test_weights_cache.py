@@ -17,6 +17,7 @@ import daskinfer
 from daskinfer import CachePolicy, Model
 from daskinfer.exceptions import ModelTooLarge, NoReadyWorker, UpdateFailed
 from tests.cluster.helpers import Probe, until
+from tests.cluster.http_helpers import scrape
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, nothing_is_left
 
 #: Room for one model of 60 kB, or for three of 30.
@@ -87,6 +88,29 @@ async def test_a_new_model_is_loaded_where_the_least_recently_used_makes_room(
     await answers(z)
     await answers(y)
     assert (await weights(y)).evictions >= 1
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER, config=RESTLESS)
+async def test_what_is_cold_counts_as_ready(c: Any, s: Any, a: Any) -> None:
+    x = await deploy(c, Net(60_000), "x")
+    y = await deploy(c, Net(60_000), "y")
+    assert where(s, "x") == []
+    assert engine(s).readiness.problems() == {"x": None, "y": None}
+    await answers(x)
+    pytest.importorskip("prometheus_client")
+    figures = await scrape(s)
+    assert figures("ready") == 2
+    assert figures("model_bytes", deployment="x") == 60_000
+    for name, model in (("x", x), ("y", y)):
+        told = await weights(model)
+        about = {"deployment": name, "version": "1"}
+        assert figures("model_evictions_total", **about) == told.evictions > 0
+        assert figures("model_loads_total", **about) == sum(told.loads.values())
+    assert figures("replicas", state="cold") == 1
+    # They say what they are as long as they are there.
+    await a.close()
+    assert set(engine(s).readiness.problems()) == {"x", "y"}
+    assert None not in engine(s).readiness.problems().values()
 
 
 @gen_cluster(client=True, config=SMALL)
