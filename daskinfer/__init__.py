@@ -49,6 +49,7 @@ from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
     from daskinfer.cluster import LocalCluster
+    from daskinfer.device_workers import DeviceWorkers
 
 __version__ = "0.1.0"
 
@@ -64,6 +65,7 @@ __all__ = [
     "DeploymentFailed",
     "DeploymentStatus",
     "DeviceError",
+    "DeviceWorkers",
     "InferenceError",
     "LocalCluster",
     "Model",
@@ -104,6 +106,10 @@ def __getattr__(name: str) -> Any:
         from daskinfer.cluster import LocalCluster
 
         return LocalCluster
+    if name == "DeviceWorkers":
+        from daskinfer.device_workers import DeviceWorkers
+
+        return DeviceWorkers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

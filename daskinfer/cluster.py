@@ -138,12 +138,12 @@ class LocalCluster(distributed.LocalCluster):
         env: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.device_kind, self._indices = _find_devices(device)
+        self.device_kind, self._indices = find_devices(device)
         if n_workers is None:
             n_workers = self._default_workers(processes)
         self._check_workers(n_workers, device, processes)
         cores_per_worker = max(1, CPU_COUNT // max(1, n_workers))
-        self._threads = _operation_threads(cores_per_worker)
+        self._threads = operation_threads(cores_per_worker)
         self._env = dict(env or {})
         self._initial_workers = n_workers
         if processes:
@@ -225,7 +225,7 @@ class LocalCluster(distributed.LocalCluster):
         return super().adapt(*args, **kwargs)
 
 
-def _find_devices(device: str) -> tuple[str, list[int]]:
+def find_devices(device: str) -> tuple[str, list[int]]:
     """Kind and indices of the devices to use; no index on the CPU."""
     kind, index = parse_device(device)
     if kind == "cpu":
@@ -241,7 +241,7 @@ def _find_devices(device: str) -> tuple[str, list[int]]:
     return kind, list(range(found.count)) if index is None else [index]
 
 
-def _operation_threads(cores: int) -> int:
+def operation_threads(cores: int) -> int:
     """Threads of one torch operation: the worker's cores, or fewer if users say so."""
     wished = [
         int(value)
