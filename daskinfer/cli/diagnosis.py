@@ -125,7 +125,7 @@ def _disagreement(
             nodes[version].append(node)
     if len(nodes) > 1:
         told = "; ".join(
-            f"{version} on {_some(where)}" for version, where in sorted(nodes.items())
+            f"{version} on {some(where)}" for version, where in sorted(nodes.items())
         )
         yield Finding(is_fault, "cluster", f"{name} differs: {told}")
 
@@ -170,7 +170,7 @@ def _devices(facts: Facts) -> Iterator[Finding]:
                 owners[told["host"], kind, visible].append(node)
     for (host, kind, visible), nodes in owners.items():
         if len(nodes) > 1:
-            text = f"{_some(nodes)} share {kind} device {visible} of {host}"
+            text = f"{some(nodes)} share {kind} device {visible} of {host}"
             yield Finding(True, "cluster", text)
 
 
@@ -258,7 +258,11 @@ def _deployments(facts: Facts) -> Iterator[Finding]:
                 yield Finding(False, worker.address, text)
 
 
-def _some(nodes: list[str]) -> str:
-    """Name a few of them, the first in the order of their names."""
+def some(nodes: list[str]) -> str:
+    """Name the first three of them, and say how many more there are.
+
+    >>> some(["d", "c", "b", "a"])
+    'a, b, c and 1 more'
+    """
     shown = ", ".join(sorted(nodes)[:3])
     return shown if len(nodes) <= 3 else f"{shown} and {len(nodes) - 3} more"

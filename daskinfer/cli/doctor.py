@@ -13,7 +13,7 @@ from distributed import Client
 import daskinfer
 from daskinfer.cli.command import Command, one_line
 from daskinfer.cli.connection import Connection, connection_options
-from daskinfer.cli.diagnosis import Facts, Finding, diagnose
+from daskinfer.cli.diagnosis import Facts, Finding, diagnose, some
 from daskinfer.cli.output import json_option, print_json, print_table
 from daskinfer.cli.probe import ByValue, examine
 
@@ -104,14 +104,23 @@ def _tell(facts: Facts, findings: list[Finding], is_healthy: bool) -> None:
     titles = ("node", "host", "daskinfer", "torch", "devices", "threads", "CANN")
     print_table(titles, [_row(node, told) for node, told in facts.nodes.items()])
     click.echo()
-    for node, told in facts.nodes.items():
-        for backend in told["devices"] or ():
-            if not backend["count"]:
-                click.echo(f"{node}: no {backend['kind']}: {backend['reason']}")
+    for (kind, reason), nodes in _missing(facts).items():
+        click.echo(f"no {kind} on {some(nodes)}: {reason}")
     for finding in findings:
         label = "fault" if finding.is_fault else "warning"
         click.echo(f"{label}: {finding.node}: {finding.text}")
     click.echo("healthy" if is_healthy else "not healthy")
+
+
+def _missing(facts: Facts) -> dict[tuple[str, str], list[str]]:
+    """Why there are no devices, and where that is the reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node, told in facts.nodes.items():
+        for backend in told["devices"] or ():
+            if not backend["count"]:
+                about = backend["kind"], backend["reason"]
+                found.setdefault(about, []).append(node)
+    return found
 
 
 def _row(node: str, told: dict[str, Any]) -> list[Any]:

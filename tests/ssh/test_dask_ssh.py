@@ -1,0 +1,59 @@
+"""``dask ssh`` with our worker module on two hosts, which are this one."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from distributed import Client
+
+import daskinfer
+from tests.ssh.hosts import PATIENCE, dask_ssh, hosts, wait_until_empty
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    with hosts(tmp_path, one={}, two={}) as started:
+        yield started
+
+
+def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop):
+    net = torch.nn.Linear(8, 4).eval()
+    inputs = np.random.default_rng(0).normal(size=(1000, 1, 8)).astype("float32")
+    expected = net(torch.from_numpy(inputs)).detach().numpy()
+    one, two = two_hosts
+    with dask_ssh(two_hosts, tmp_path) as address:
+        with Client(address, timeout=PATIENCE, loop=loop) as client:
+            client.wait_for_workers(2 * workers_of_a_host(), timeout=PATIENCE)
+            model = daskinfer.deploy(client, net, name="net")
+            status = model.status()
+            assert {worker.state for worker in status.workers} == {"ready"}
+            at = sorted({w.address.split(":")[1] for w in status.workers})
+            assert at == [f"//{host.address}" for host in two_hosts]
+            assert len(one.workers()) == len(two.workers()) == workers_of_a_host()
+
+            futures = model.map(list(inputs[:500]))
+            for process in two.processes("python"):
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            futures += model.map(list(inputs[500:]))
+            answers = np.stack(daskinfer.gather(futures))
+            np.testing.assert_allclose(answers, expected, atol=1e-6)
+            status = model.status()
+            assert (status.failures, status.waiting, status.in_flight) == (0, 0, 0)
+            assert {w.address.split(":")[1] for w in status.workers} == {
+                f"//{one.address}"
+            }
+    wait_until_empty(two_hosts)
+
+
+def workers_of_a_host() -> int:
+    from dask.system import CPU_COUNT
+    from distributed.deploy.utils import nprocesses_nthreads
+
+    return nprocesses_nthreads(CPU_COUNT)[0]
