@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -74,17 +76,36 @@ class Connection:
             "tls_client_key": self.tls_key,
         }
         tls = {name: path for name, path in tls.items() if path is not None}
+        security = Security(**tls)
+        address = self._address()
+        has_certificates = security.get_connection_args("client").get("ssl_context")
+        if address.startswith("tls:") and not has_certificates:
+            raise click.UsageError(
+                f"{address} asks for certificates: give --tls-ca-file, --tls-cert and "
+                "--tls-key, or set distributed.comm.tls in Dask's configuration"
+            )
         about: dict[str, Any] = {
-            "security": Security(**tls),
+            "address": address,
+            "security": security,
             "set_as_default": False,
         }
-        if self.scheduler:
-            about["address"] = self.scheduler
-        elif self.scheduler_file:
-            about["scheduler_file"] = self.scheduler_file
         if self.timeout is not None:
             about["timeout"] = self.timeout
         return about
+
+    def _address(self) -> str:
+        if self.scheduler:
+            return self.scheduler
+        if not self.scheduler_file:
+            return str(dask.config.get("scheduler-address"))
+        try:
+            return str(
+                json.loads(Path(self.scheduler_file).read_text("utf-8"))["address"]
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise click.UsageError(
+                f"{self.scheduler_file} tells no scheduler's address: {one_line(error)}"
+            ) from None
 
     @contextmanager
     def client(self) -> Generator[Client, None, None]:

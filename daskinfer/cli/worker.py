@@ -123,7 +123,8 @@ async def _serve(scheduler: str | None, options: dict[str, Any]) -> None:
             return
         await served
     except Exception as error:
-        raise Failed(f"the workers could not be started: {one_line(error)}") from error
+        text = one_line(_root(error))
+        raise Failed(f"the workers could not be started: {text}") from error
     finally:
         for task in (signalled, served):
             task.cancel()
@@ -134,7 +135,15 @@ async def _serve(scheduler: str | None, options: dict[str, Any]) -> None:
 
 async def _until_finished(workers: DeviceWorkers) -> None:
     await workers
+    logger.info("All of %s have joined the cluster", workers)
     await workers.finished()
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error came of: Dask's own only says that a nanny failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _count(given: str) -> int | None:

@@ -103,9 +103,9 @@ def scheduler(folder: Path, *options: str) -> Iterator[tuple[Server, str]]:
 
 @contextlib.contextmanager
 def workers(
-    folder: Path, *options: str, count: int, env: Mapping[str, str] | None = None
+    folder: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Run ``dask infer worker``, and wait until so many workers are there."""
+    """Run ``dask infer worker``, and wait until all workers are there."""
     server = Server(
         folder / "workers.log",
         *("infer", "worker", "--no-dashboard", "--local-directory", str(folder)),
@@ -113,7 +113,7 @@ def workers(
         env=env,
     )
     try:
-        server.wait_for("Registered to:", count)
+        server.wait_for("have joined the cluster")
         yield server
     finally:
         if server.process.poll() is None:
