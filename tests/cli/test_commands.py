@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -51,6 +52,7 @@ def failed(ended: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.smoke
 def test_the_life_of_a_deployment(run, address, tmp_path, loop):
     assert succeeded(run("list")).startswith("Nothing is deployed")
     assert json.loads(succeeded(run("list", "--json"))) == []
@@ -154,6 +156,20 @@ def test_doctor(run, address):
             kinds = {device["kind"]: device for device in about["devices"]}
             assert kinds["npu"]["count"] == 0 and kinds["npu"]["reason"]
             assert kinds["cpu"]["count"] == 1
+
+
+def test_doctor_when_a_worker_does_not_answer(run, address, loop):
+    with Client(address, loop=loop) as client:
+        pids = client.run(os.getpid)
+    silent, pid = next(iter(pids.items()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        ended = run("doctor", "--patience", "3")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    text = "told nothing of itself: no answer within 3 s"
+    assert f"\nfault: {silent}: {text}\n" in ended.stdout
 
 
 def test_doctor_of_a_cluster_without_workers(tmp_path):

@@ -26,6 +26,7 @@ def told_of(client: Client) -> list[dict]:
     return sorted(found, key=lambda worker: str(worker["name"]))
 
 
+@pytest.mark.smoke
 def test_options_reach_the_workers(tmp_path, loop):
     file = tmp_path / "scheduler.json"
     preload = tmp_path / "noted.py"
