@@ -15,10 +15,12 @@ import click
 import dask
 from distributed import Client
 from distributed.cli.dask_worker import main as dask_worker
+from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
 from daskinfer.cli.command import Failed, one_line
+from daskinfer.cli.duration import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,14 +38,14 @@ class Connection:
         Its address, or the file in which it has written it; without either, what
         ``scheduler-address`` says in Dask's configuration.
     timeout
-        How long to try, such as ``"10s"``; None: as Dask is configured.
+        Seconds to try; None: as Dask is configured.
     tls_ca_file, tls_cert, tls_key
         Paths of certificates and key; what is left out is taken from the configuration.
     """
 
     scheduler: str | None = None
     scheduler_file: str | None = None
-    timeout: str | None = None
+    timeout: float | None = None
     tls_ca_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -62,7 +64,7 @@ class Connection:
         Raises
         ------
         click.UsageError
-            If nothing says where the scheduler is.
+            If nothing says where the scheduler is, or what does makes no sense.
         """
         # Dask would start a cluster of its own.
         if not self.is_given():
@@ -78,6 +80,13 @@ class Connection:
         tls = {name: path for name, path in tls.items() if path is not None}
         security = Security(**tls)
         address = self._address()
+        try:
+            parse_host_port(parse_address(address)[1])
+        except ValueError as error:
+            raise click.UsageError(
+                f"{address!r} is no scheduler's address, such as tcp://HOST:8786: "
+                f"{error}"
+            ) from None
         has_certificates = security.get_connection_args("client").get("ssl_context")
         if address.startswith("tls:") and not has_certificates:
             raise click.UsageError(
@@ -163,6 +172,7 @@ def connection_options(command: F) -> F:
         ),
         click.Option(
             ["--timeout"],
+            type=Duration(),
             help="How long to try to reach the scheduler, such as 10s.",
         ),
         *(

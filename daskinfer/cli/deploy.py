@@ -10,6 +10,7 @@ import daskinfer
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.cli.command import Command
 from daskinfer.cli.connection import Connection, connection_options
+from daskinfer.cli.duration import Duration
 from daskinfer.cli.fields import (
     cache_of,
     model_arguments,
@@ -42,8 +43,14 @@ from daskinfer.retry import RetryPolicy
 @model_options
 @click.option("--placement", help="least-loaded, round-robin, or a class's path.")
 @click.option("--max-queue", type=int, help="How many requests may wait.")
-@click.option("--request-timeout", help="How long a request may take, such as 2s.")
-@click.option("--batch-timeout", help="How long a batch may run, such as 10s.")
+@click.option(
+    "--request-timeout",
+    type=Duration(),
+    help="How long a request may take, such as 2s.",
+)
+@click.option(
+    "--batch-timeout", type=Duration(), help="How long a batch may run, such as 10s."
+)
 @click.option("--cache", is_flag=True, help="Cache results on the workers.")
 @click.option(
     "--cache-tier",
@@ -80,7 +87,7 @@ def deploy(
     batch: tuple[str, ...],
     warmup: str | None,
     no_wait: bool,
-    wait_timeout: str | None,
+    wait_timeout: float | None,
     **options: Any,
 ) -> None:
     """Deploy a model and wait until it is ready.

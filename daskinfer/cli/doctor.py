@@ -74,7 +74,7 @@ async def _collect(connection: Connection, patience: float) -> Facts:
             return_exceptions=True,
         )
         for node, told in zip(asked, answers, strict=True):
-            if isinstance(told, TimeoutError):
+            if isinstance(told, (TimeoutError, asyncio.TimeoutError)):
                 facts.silent[node] = f"no answer within {patience:g} s"
             elif isinstance(told, BaseException):
                 facts.silent[node] = one_line(told)

@@ -14,6 +14,7 @@ import yaml
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.cache import TierPolicy
 from daskinfer.caching import CachePolicy
+from daskinfer.cli.duration import Duration
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 
@@ -132,7 +133,9 @@ def model_options(command: F) -> F:
     example = click.Path(exists=True, dir_okay=False)
     for option in (
         click.option(
-            "--wait-timeout", help="How long to wait until it is ready, such as 5m."
+            "--wait-timeout",
+            type=Duration(),
+            help="How long to wait until it is ready, such as 5m.",
         ),
         click.option(
             "--no-wait", is_flag=True, help="Do not wait until workers have loaded it."
@@ -175,7 +178,7 @@ def model_arguments(
     batch: tuple[str, ...],
     warmup: str | None,
     no_wait: bool,
-    wait_timeout: str | None,
+    wait_timeout: float | None,
 ) -> dict[str, Any]:
     """Those options as keywords of :func:`daskinfer.deploy` and ``update``."""
     arguments: dict[str, Any] = {

@@ -61,7 +61,7 @@ def update(
     batch: tuple[str, ...],
     warmup: str | None,
     no_wait: bool,
-    wait_timeout: str | None,
+    wait_timeout: float | None,
     **options: Any,
 ) -> None:
     """Replace the model of deployment NAME by another version."""
