@@ -180,11 +180,14 @@ def _plotter(path: str) -> Callable[[str, Sequence[Measurement]], None]:
         latency.set_ylabel("median latency in ms")
         for axes in (throughput, latency):
             axes.set_xscale("log", base=2)
+            sizes = sorted({cell.batch_size for cell in measured})
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
             axes.set_ylim(bottom=0)
             axes.set_xlabel("rows of a request")
             axes.grid(alpha=0.3)
             axes.legend()
-        figure.suptitle(name)
+        # A dollar sign would begin a formula.
+        figure.suptitle(name, parse_math=False)
         figure.savefig(path)
 
     return draw

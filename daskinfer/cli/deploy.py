@@ -8,7 +8,7 @@ import click
 
 import daskinfer
 from daskinfer.breaker import BreakerPolicy
-from daskinfer.cli.command import Command
+from daskinfer.cli.command import Command, Failed
 from daskinfer.cli.connection import Connection, connection_options
 from daskinfer.cli.duration import Duration
 from daskinfer.cli.fields import (
@@ -20,6 +20,7 @@ from daskinfer.cli.fields import (
 )
 from daskinfer.cli.output import json_option
 from daskinfer.cli.telling import tell
+from daskinfer.exceptions import DeploymentExists
 from daskinfer.retry import RetryPolicy
 
 
@@ -106,4 +107,12 @@ def deploy(
         **options,
     }
     with connection.client() as client:
-        tell(daskinfer.deploy(client, **arguments), as_json)
+        try:
+            model = daskinfer.deploy(client, **arguments)
+        except DeploymentExists as error:
+            # What follows is for programs.
+            what, _, _ = str(error).partition(". ")
+            raise Failed(
+                f"{what}; see `dask infer update` and `dask infer undeploy`"
+            ) from error
+        tell(model, as_json)

@@ -70,7 +70,7 @@ def test_the_life_of_a_deployment(run, address, tmp_path, loop):
     assert status["cache"] is not None
 
     again = failed(run("deploy", f"{MODELS}:add", "--name", "add"))
-    assert "'add' is deployed already" in again
+    assert "'add' is deployed already" in again and "dask infer update" in again
 
     told = run("update", "add", f"{MODELS}:add", "--version", "2")
     assert succeeded(told).startswith("add, version 2 (2 workers ready)")
