@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dask.utils import format_bytes
@@ -101,14 +101,10 @@ class Swapping:
         """
         until = math.inf
         for version in list(self._awaited.values()):
-            until = min(until, self._first_load(version, now))
+            until = min(until, _or_never(self._first_load, version, now))
         for line in busy:
             if line.cold:
-                try:
-                    until = min(until, self._asked_for(line, now))
-                except Exception:
-                    # Others go on.
-                    logger.exception("%r cannot be loaded", line)
+                until = min(until, _or_never(self._asked_for, line, now))
         return until
 
     # Without requests
@@ -285,6 +281,15 @@ class Swapping:
         return bool(line.queue.count) or any(
             batch.line is line and batch.device.name == address for batch in batches
         )
+
+
+def _or_never(look: Callable[[Any, float], float], what: Any, now: float) -> float:
+    """See to something, and go on with others if that fails."""
+    try:
+        return look(what, now)
+    except Exception:
+        logger.exception("%r cannot be loaded", what)
+        return math.inf
 
 
 def _is_awaited(deployment: Deployment, version: Version) -> bool:
