@@ -76,11 +76,12 @@ class Descriptions:
             deployment = self.plugin.registry.deployment(name)
         except UnknownDeployment as error:
             return {"status": "unknown", "message": str(error)}
-        found = self._status(deployment)
+        found = self.snapshot(deployment)
         cache = await cache_status(self.plugin.tasks, deployment)
         return {"status": "OK", "deployment": asdict(replace(found, cache=cache))}
 
-    def _status(self, deployment: Deployment) -> DeploymentStatus:
+    def snapshot(self, deployment: Deployment) -> DeploymentStatus:
+        """What can be known without asking the workers."""
         dispatcher = self.plugin.dispatcher
         now = monotonic()
         counts = dispatcher.statistics.get(deployment.name, Statistics())

@@ -14,7 +14,7 @@ from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
 from daskinfer.wording import counted
-from scheduler_plugins import http
+from scheduler_plugins import dashboard, http
 from scheduler_plugins.configured import Configured
 from scheduler_plugins.deployment import WorkerFacts
 from scheduler_plugins.describing import Descriptions
@@ -175,6 +175,7 @@ class InferencePlugin(SchedulerPlugin):
         # Dask adds a plugin when it has started: while this one waits for workers,
         # another client would start a second, which took over its handlers.
         scheduler.add_plugin(self, name=self.name, idempotent=True)
+        self._dashboard = dashboard.install(self)
         await scheduler.register_worker_plugin(
             comm=None,
             plugin=dumps(InferenceRuntime()),
@@ -183,9 +184,11 @@ class InferencePlugin(SchedulerPlugin):
         )
 
     async def close(self) -> None:
-        """Let go of files."""
+        """Let go of files, and of who looks."""
         COLLECTOR.discard(self)
         self.distribution.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
 
     # Requests come
 

@@ -1,0 +1,44 @@
+"""The page ``/inference`` of Dask's dashboard.
+
+What is shown is taken from the plugin by :mod:`~scheduler_plugins.dashboard.view`, and
+remembered by :mod:`~scheduler_plugins.dashboard.feed` while somebody looks. Neither
+needs Bokeh; the plots do, one module each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler_plugins.dashboard.installing import Dashboard
+    from scheduler_plugins.inference import InferencePlugin
+
+__all__ = ["install"]
+
+logger = logging.getLogger("distributed.inference.dashboard")
+
+
+def install(plugin: InferencePlugin) -> Dashboard | None:
+    """Add the page to the dashboard of a plugin's scheduler.
+
+    Returns
+    -------
+    Dashboard or None
+        What is to be closed with the plugin; None where the scheduler has no
+        dashboard, because Bokeh is missing or it was told so.
+    """
+    if not plugin.scheduler.http_application.applications:
+        return None
+    if importlib.util.find_spec("bokeh") is None:
+        return None
+    try:
+        from scheduler_plugins.dashboard.installing import Dashboard
+
+        return Dashboard.install(plugin)
+    except Exception:
+        # Models are served without it all the same. How Dask puts its own pages
+        # together is its internal affair, and may change.
+        logger.exception("The dashboard could not be given its page of inference")
+        return None
