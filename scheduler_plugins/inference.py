@@ -175,7 +175,7 @@ class InferencePlugin(SchedulerPlugin):
         # Dask adds a plugin when it has started: while this one waits for workers,
         # another client would start a second, which took over its handlers.
         scheduler.add_plugin(self, name=self.name, idempotent=True)
-        self._dashboard = dashboard.install(self)
+        self.dashboard = dashboard.install(self)
         await scheduler.register_worker_plugin(
             comm=None,
             plugin=dumps(InferenceRuntime()),
@@ -187,8 +187,8 @@ class InferencePlugin(SchedulerPlugin):
         """Let go of files, and of who looks."""
         COLLECTOR.discard(self)
         self.distribution.close()
-        if self._dashboard is not None:
-            self._dashboard.close()
+        if self.dashboard is not None:
+            self.dashboard.close()
 
     # Requests come
 

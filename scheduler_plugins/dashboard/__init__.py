@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scheduler_plugins.dashboard.installing import Dashboard
+    from scheduler_plugins.dashboard.feed import Feed
     from scheduler_plugins.inference import InferencePlugin
 
 __all__ = ["install"]
@@ -20,23 +20,23 @@ __all__ = ["install"]
 logger = logging.getLogger("distributed.inference.dashboard")
 
 
-def install(plugin: InferencePlugin) -> Dashboard | None:
+def install(plugin: InferencePlugin) -> Feed | None:
     """Add the page to the dashboard of a plugin's scheduler.
 
     Returns
     -------
-    Dashboard or None
-        What is to be closed with the plugin; None where the scheduler has no
-        dashboard, because Bokeh is missing or it was told so.
+    Feed or None
+        What the page shows, to be closed with the plugin; None where the scheduler
+        has no dashboard, because Bokeh is missing or it was told so.
     """
     if not plugin.scheduler.http_application.applications:
         return None
     if importlib.util.find_spec("bokeh") is None:
         return None
     try:
-        from scheduler_plugins.dashboard.installing import Dashboard
+        from scheduler_plugins.dashboard.installing import add_pages
 
-        return Dashboard.install(plugin)
+        return add_pages(plugin)
     except Exception:
         # Models are served without it all the same. How Dask puts its own pages
         # together is its internal affair, and may change.

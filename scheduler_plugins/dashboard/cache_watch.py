@@ -37,6 +37,7 @@ class CacheWatch:
         self._told: dict[str, CacheStatus | None] = {}
         self._asked: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<CacheWatch of {sorted(self._told)}>"
@@ -49,7 +50,8 @@ class CacheWatch:
             self._asked.pop(name, None)
             return None
         due = self._asked.get(name, float("-inf")) + _EVERY
-        if name not in self._tasks and self._clock() >= due:
+        is_due = self._clock() >= due and not self._is_closed
+        if is_due and name not in self._tasks:
             self._asked[name] = self._clock()
             task = asyncio.get_running_loop().create_task(self._ask(deployment))
             self._tasks[name] = task
@@ -65,6 +67,7 @@ class CacheWatch:
             self._told[deployment.name] = told
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Ask nobody any more, and wait for no answer."""
+        self._is_closed = True
         for task in list(self._tasks.values()):
             task.cancel()

@@ -7,8 +7,17 @@ from typing import Any
 
 from distributed.dashboard.utils import update
 
+from scheduler_plugins.dashboard import wording
 from scheduler_plugins.dashboard.component import Component
-from scheduler_plugins.dashboard.style import GREEN, RED, number, state, table, text
+from scheduler_plugins.dashboard.style import (
+    GREEN,
+    RED,
+    long_text,
+    number,
+    state,
+    table,
+    text,
+)
 from scheduler_plugins.dashboard.view import DeploymentRow
 
 __all__ = ["Deployments"]
@@ -27,7 +36,7 @@ class Deployments(Component):
             text("name", "Deployment", 150),
             text("version", "Version", 70),
             state("state", "State", 90),
-            text("ready", "Ready", 75),
+            text("ready", "Ready", 110),
             number("throughput", "Answers/s", 80, "0,0.0"),
             number("waiting", "Waiting", 70),
             number("oldest", "Wait [s]", 70, "0,0.00"),
@@ -39,7 +48,7 @@ class Deployments(Component):
             number("successes", "Answered", 85),
             number("failures", "Failed", 65),
             number("cancelled", "Cancelled", 75),
-            text("problem", "Problem", 220),
+            long_text("problem", "Problem", 200),
         ]
         self.root = table(self.source, columns, name="deployments-table", **kwargs)
 
@@ -57,7 +66,7 @@ def _cells(row: DeploymentRow) -> dict[str, Any]:
         "version": row.version,
         "state": row.state,
         "state_color": GREEN if row.state == "ready" else RED,
-        "ready": f"{row.ready:,} of {row.workers:,}",
+        "ready": wording.ready(row),
         "throughput": row.throughput,
         "waiting": row.waiting + row.delayed,
         "oldest": row.oldest,

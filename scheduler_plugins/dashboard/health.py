@@ -14,6 +14,7 @@ from scheduler_plugins.dashboard.style import (
     GREY,
     ORANGE,
     RED,
+    long_text,
     number,
     state,
     table,
@@ -48,7 +49,7 @@ class Health(Component):
             number("latency", "Pass [ms]", 70, "0,0.0"),
             text("utilization", "Utilization", 80),
             text("memory", "Memory", 200),
-            text("reason", "Why it is given no requests", 400),
+            long_text("reason", "Why it is given no requests", 400),
         ]
         fields = [column.field for column in columns]
         self.source = self.empty(*fields, "state_color", "breaker_color")

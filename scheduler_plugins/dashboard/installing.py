@@ -16,55 +16,34 @@ from scheduler_plugins.dashboard.page import PARTS, page_doc, part_doc
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
 
-__all__ = ["PAGE", "Dashboard"]
+__all__ = ["PAGE", "add_pages"]
 
 #: The name of the page: its path, and its link in the navigation bar.
 PAGE = "inference"
 
 
-class Dashboard:
-    """The pages of one scheduler.
+def add_pages(plugin: InferencePlugin) -> Feed | None:
+    """Add the pages, and links to them; None if there is no dashboard.
 
-    Parameters
-    ----------
-    feed
-        What they show.
-    application
-        What serves them.
+    Dask stops what serves them with the scheduler.
     """
-
-    def __init__(self, feed: Feed, application: BokehTornado) -> None:
-        self.feed = feed
-        self.application = application
-
-    def __repr__(self) -> str:
-        return f"<Dashboard of {self.feed!r}>"
-
-    @classmethod
-    def install(cls, plugin: InferencePlugin) -> Dashboard | None:
-        """Add the pages, and links to them; None if there is no dashboard."""
-        scheduler = plugin.scheduler
-        applications = scheduler.http_application.applications
-        own = [app for app in applications if isinstance(app, BokehTornado)]
-        if not own:
-            return None
-        feed = Feed(plugin)
-        # As Dask's own dashboard does it; its list of links is the one that is
-        # rendered, for every page.
-        links = template_variables(scheduler)
-        application = BokehApplication(
-            _pages(feed), scheduler, prefix=own[0].prefix, template_variables=links
-        )
-        scheduler.http_application.add_application(application)
-        application.initialize(IOLoop.current())
-        application.start()
-        _link(links)
-        return cls(feed, application)
-
-    def close(self) -> None:
-        """Serve nothing any more, and ask nobody."""
-        self.feed.close()
-        self.application.stop()
+    scheduler = plugin.scheduler
+    applications = scheduler.http_application.applications
+    own = [app for app in applications if isinstance(app, BokehTornado)]
+    if not own:
+        return None
+    feed = Feed(plugin)
+    # As Dask's own dashboard does it; its list of links is the one that is rendered,
+    # for every page.
+    links = template_variables(scheduler)
+    application = BokehApplication(
+        _pages(feed), scheduler, prefix=own[0].prefix, template_variables=links
+    )
+    scheduler.http_application.add_application(application)
+    application.initialize(IOLoop.current())
+    application.start()
+    _link(links)
+    return feed
 
 
 def _pages(feed: Feed) -> dict[str, Any]:

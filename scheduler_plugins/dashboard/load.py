@@ -7,6 +7,8 @@ from typing import Any
 
 from bokeh.layouts import row
 from bokeh.models import (
+    BasicTicker,
+    DataRange1d,
     FixedTicker,
     NumeralTickFormatter,
     OpenURL,
@@ -33,7 +35,7 @@ from scheduler_plugins.dashboard.view import WorkerRow
 __all__ = ["Load"]
 
 #: More of them are told apart by pointing at them.
-_LABELLED = 16
+_LABELLED = 12
 _PANELS = (
     ("busy", "Device busy", "busy_color"),
     ("memory", "Memory", "memory_color"),
@@ -72,7 +74,8 @@ class Load(Component):
         self.root = row(panels, name="workers-plot", height=height, **kwargs)
 
     def _panel(self, field: str, title: str, color: str, **kwargs: Any) -> figure:
-        root = plot(title, x_range=Range1d(0, 1), y_range=self.places, **kwargs)
+        x_range = DataRange1d(start=0) if field == "share" else Range1d(0, 1)
+        root = plot(title, x_range=x_range, y_range=self.places, **kwargs)
         root.hbar(
             y="place",
             right=field,
@@ -81,8 +84,8 @@ class Load(Component):
             source=self.source,
             nonselection_alpha=1.0,
         )
-        root.xaxis.formatter = NumeralTickFormatter(format="0%")
-        root.xaxis.ticker = FixedTicker(ticks=[0, 0.25, 0.5, 0.75, 1])
+        root.xaxis.formatter = NumeralTickFormatter(format="0.[0]%")
+        root.xaxis.ticker = BasicTicker(desired_num_ticks=5, num_minor_ticks=0)
         root.yaxis.ticker = self.ticker
         root.ygrid.visible = False
         hover(
@@ -119,7 +122,7 @@ class Load(Component):
             "busy_color": [_color(row, BLUE) for row in rows],
             "memory_color": [_color(row, ORANGE) for row in rows],
             "share_color": [_color(row, GREEN) for row in rows],
-            "memory_told": [wording.memory(row) for row in rows],
+            "memory_told": [f"{wording.memory(row)} ({row.memory_of})" for row in rows],
             "utilization": [wording.percent(row.utilization) for row in rows],
             "queue": [wording.seconds(row.status.load) for row in rows],
         }

@@ -14,6 +14,7 @@ from bokeh.models import (
     HTMLTemplateFormatter,
     InlineStyleSheet,
     NumberFormatter,
+    NumeralTickFormatter,
     Range1d,
     TableColumn,
 )
@@ -29,6 +30,8 @@ __all__ = [
     "PURPLE",
     "RED",
     "compact_legend",
+    "hover",
+    "long_text",
     "number",
     "plot",
     "state",
@@ -72,6 +75,7 @@ def plot(title: str, **kwargs: Any) -> figure:
 def time_plot(title: str, **kwargs: Any) -> figure:
     """A plot over the time that a history remembers."""
     root = plot(title, x_range=Range1d(-SPAN, 0), **kwargs)
+    root.yaxis.formatter = NumeralTickFormatter(format="0.[00]a")
     ticks = [-120, -90, -60, -30, 0]
     root.xaxis.ticker = FixedTicker(ticks=ticks)
     root.xaxis.major_label_overrides = {tick: f"{tick} s" for tick in ticks} | {
@@ -93,8 +97,8 @@ def compact_legend(root: figure, location: str = "top_left") -> None:
     legend.label_text_font_size = _FONT
     legend.glyph_height = legend.glyph_width = 12
     legend.padding = legend.margin = 2
-    legend.spacing = 6
-    legend.label_standoff = 3
+    legend.spacing = 4
+    legend.label_standoff = 2
     legend.border_line_color = None
     legend.background_fill_alpha = 0.7
 
@@ -119,14 +123,23 @@ def table(
     return root
 
 
+# Underscore's <%- escapes, as no column of plain text needs; colours are the page's.
+
+
 def text(field: str, title: str, width: int) -> TableColumn:
     """A column of text, which is escaped."""
     return TableColumn(field=field, title=title, width=width)
 
 
+def long_text(field: str, title: str, width: int) -> TableColumn:
+    """A column of text that is told in full where the mouse is."""
+    template = '<span title="<%- value %>"><%- value %></span>'
+    formatter = HTMLTemplateFormatter(template=template)
+    return TableColumn(field=field, title=title, width=width, formatter=formatter)
+
+
 def state(field: str, title: str, width: int) -> TableColumn:
     """A column of words, in the colours of the column ``<field>_color``."""
-    # Underscore's <%- escapes; the colours are ours.
     template = f'<span style="color:<%= {field}_color %>"><%- value %></span>'
     formatter = HTMLTemplateFormatter(template=template)
     return TableColumn(field=field, title=title, width=width, formatter=formatter)

@@ -64,7 +64,7 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
     percentiles = (latency.p50, latency.p95, latency.p99)
     tiles = [
         (f"version {row.version}", row.state, row.state != "ready"),
-        ("workers ready", f"{row.ready:,} of {row.workers:,}", row.ready < row.workers),
+        ("workers ready", wording.ready(row), row.ready - row.unfit < row.workers),
         ("answers/s", wording.rate(row.throughput), False),
         ("waiting", wording.count(row.waiting + row.delayed), False),
         ("oldest wait", wording.seconds(row.oldest), False),

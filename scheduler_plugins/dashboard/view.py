@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskinfer.status import DeploymentStatus, LatencyPercentiles, WorkerStatus
 from scheduler_plugins.describing import Descriptions
+from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
     from scheduler_plugins.line import Line
     from scheduler_plugins.load import DeviceLoad
+
+#: By kind of device, what workers call their measurements of it.
+_METRICS = {"npu": "npu", "cuda": "gpu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,9 @@ class DeploymentRow:
         ready; or how far an update is.
     problem
         Why nobody serves it, or None.
-    ready, workers
-        Workers that can answer, of those that shall.
+    ready, workers, unfit
+        Workers that can answer, of those that shall; and those of the first that are
+        given no requests, as they fail or are late.
     requests, successes, failures, cancelled
         Requests that arrived, and how they ended.
     waiting, delayed, in_flight
@@ -62,6 +67,7 @@ class DeploymentRow:
     problem: str | None = None
     ready: int = 0
     workers: int = 0
+    unfit: int = 0
     requests: int = 0
     successes: int = 0
     failures: int = 0
@@ -148,6 +154,7 @@ def _row(
         problem=problem,
         ready=ready,
         workers=len(version.replicas),
+        unfit=sum(unfitness(active, a, now) is not None for a in active.devices),
         requests=counts.requests,
         successes=counts.successes,
         failures=counts.failures,
@@ -203,20 +210,17 @@ def _worker(plugin: InferencePlugin, worker: WorkerStatus) -> WorkerRow:
     ws = plugin.scheduler.workers.get(worker.address)
     if ws is None:
         return WorkerRow(worker)
-    for kind in ("npu", "gpu"):
-        metrics: Mapping[str, Any] = ws.metrics.get(kind) or {}
-        extra: Mapping[str, Any] = ws.extra.get(kind) or {}
-        if "memory-used" in metrics:
-            total = metrics.get("memory-total") or extra.get("memory-total")
-            utilization = metrics.get("utilization")
-            return WorkerRow(
-                worker,
-                metrics["memory-used"],
-                total,
-                "device",
-                None if utilization is None else utilization / 100,
-            )
-    return WorkerRow(worker, ws.metrics.get("memory", 0.0), ws.memory_limit or None)
+    kind = _METRICS.get((worker.device or "").split(":")[0], "")
+    metrics: Mapping[str, Any] = ws.metrics.get(kind) or {}
+    used = metrics.get("memory-used")
+    if used is None:
+        used = ws.metrics.get("memory", 0.0)
+        return WorkerRow(worker, used, ws.memory_limit or None)
+    extra: Mapping[str, Any] = ws.extra.get(kind) or {}
+    total = metrics.get("memory-total") or extra.get("memory-total")
+    percent = metrics.get("utilization")
+    utilization = None if percent is None else percent / 100
+    return WorkerRow(worker, used, total, "device", utilization)
 
 
 def busy_seconds(plugin: InferencePlugin, now: float) -> dict[str, float]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dask.utils import format_bytes
 
 if TYPE_CHECKING:
-    from scheduler_plugins.dashboard.view import WorkerRow
+    from scheduler_plugins.dashboard.view import DeploymentRow, WorkerRow
 
-__all__ = ["count", "memory", "percent", "rate", "seconds"]
+__all__ = ["count", "memory", "percent", "rate", "ready", "seconds"]
 
 _UNKNOWN = "–"
 
@@ -65,5 +65,10 @@ def percent(share: float | None) -> str:
 def memory(row: WorkerRow) -> str:
     """What a worker has of its memory."""
     limit = f" of {format_bytes(int(row.memory_limit))}" if row.memory_limit else ""
-    where = " on the device" if row.memory_of == "device" else ""
-    return f"{format_bytes(int(row.memory))}{limit}{where}"
+    return f"{format_bytes(int(row.memory))}{limit}"
+
+
+def ready(row: DeploymentRow) -> str:
+    """How many workers can answer, and how many of them are given no requests."""
+    unfit = f", {row.unfit:,} unfit" if row.unfit else ""
+    return f"{row.ready:,} of {row.workers:,}{unfit}"

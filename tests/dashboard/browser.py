@@ -29,6 +29,17 @@ return JSON.stringify(columns);
 _PROPERTY = """
 return Bokeh.documents[0].get_model_by_name(arguments[0])[arguments[1]];
 """
+_TEXT = """
+const model = Bokeh.documents[0].get_model_by_name(arguments[0]);
+const elements = Bokeh.index.find_one(model).shadow_el.querySelectorAll("*");
+return Array.from(elements)
+    .filter(element => element.localName != "style" && !element.children.length)
+    .map(element => element.textContent).join("|");
+"""
+_MARKUP = """
+const model = Bokeh.documents[0].get_model_by_name(arguments[0]);
+return Bokeh.index.find_one(model).shadow_el.innerHTML;
+"""
 _IS_SHOWN = """
 const made = window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle;
 return Boolean(made);
@@ -55,6 +66,14 @@ class Page:
     def columns(self, source: str) -> dict[str, list[Any]]:
         """What a source holds, by its name, as the browser has it."""
         return json.loads(self.driver.execute_script(_COLUMNS, source))
+
+    def text(self, model: str) -> str:
+        """What is drawn of a table or a text, by its model's name."""
+        return self.driver.execute_script(_TEXT, model)
+
+    def markup(self, model: str) -> str:
+        """The same with its HTML."""
+        return self.driver.execute_script(_MARKUP, model)
 
     def value(self, model: str, attribute: str) -> Any:
         """A property of a model, by its name."""

@@ -61,6 +61,7 @@ class Fleet:
             scheduler=self.scheduler,
         )
         ws.extra["npu"] = {"name": "Ascend910B1", "memory-total": 64 * GIB}
+        ws.metrics["memory"] = GIB
         ws.metrics["npu"] = {"memory-used": 0, "utilization": 0}
         self.scheduler.workers[address] = ws
         self.scheduler.running.add(ws)

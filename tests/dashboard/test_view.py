@@ -137,7 +137,8 @@ async def test_memory_is_the_devices_where_that_is_known(fleet: Fleet) -> None:
     one, other = fleet.addresses
     workers = fleet.scheduler.workers
     workers[one].metrics["npu"] = {"memory-used": 3 * GIB, "utilization": 40}
-    workers[other].metrics.clear()
+    # As before anything was loaded on it.
+    workers[other].metrics["npu"] = {"memory-used": None, "utilization": None}
     workers[other].metrics["memory"] = 5 * GIB
     found = view.status(fleet.plugin, "resnet50")
     assert found is not None

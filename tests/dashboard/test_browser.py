@@ -1,0 +1,261 @@
+"""The page as a browser shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.metrics import monotonic
+from distributed.utils import sync
+
+import daskinfer
+from scheduler_plugins import dask_setup
+from scheduler_plugins.dashboard.page import PARTS
+from tests.dashboard.browser import Page, browser
+from tests.dashboard.fleet import Fleet
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Page]:
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def page(opened: Page) -> Iterator[Page]:
+    yield opened
+    # The server of the page is about to end, which is no complaint.
+    complaints = opened.complaints()
+    opened.driver.get("about:blank")
+    assert complaints == []
+
+
+@contextmanager
+def cluster(workers: int, **scheduler_kwargs: Any) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address="localhost:0",
+            scheduler_kwargs=scheduler_kwargs,
+        ) as made,
+        Client(made) as client,
+    ):
+        yield client
+
+
+def address(client: Client, path: str = "inference", prefix: str = "") -> str:
+    port = client.cluster.scheduler.http_server.port
+    return f"http://localhost:{port}{prefix}/{path}"
+
+
+class Sleeper:
+    """A model whose passes take time without taking the machine's."""
+
+    def __call__(self, x: Any) -> Any:
+        time.sleep(0.002 + 0.0001 * len(x))
+        return x * 2
+
+
+@contextmanager
+def load(model: Any, size: int) -> Iterator[None]:
+    """Keep a model busy with so many requests at a time."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        rng = np.random.default_rng(0)
+        while not ended.is_set():
+            numbers = rng.integers(0, 2000, size)
+            inputs = [np.full((1, 4), number, "float32") for number in numbers]
+            daskinfer.gather(model.map(inputs))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def settled(page: Page, source: str, **expected: Any) -> dict[str, list[Any]]:
+    """Wait until columns of a source are as expected; return all of them."""
+
+    def found() -> dict[str, list[Any]] | None:
+        columns = page.columns(source)
+        is_so = all(columns[name] == values for name, values in expected.items())
+        return columns if is_so else None
+
+    return page.until(found)
+
+
+def grows(page: Page, value: Callable[[], float]) -> None:
+    before = value()
+    page.until(lambda: value() > before)
+
+
+def test_under_load_it_shows_what_the_plugin_knows(page: Page) -> None:
+    with cluster(4) as client:
+        model = daskinfer.deploy(
+            client, Sleeper(), name="resnet50", cache=daskinfer.CachePolicy()
+        )
+        daskinfer.deploy(client, Sleeper(), name="bert")
+        page.open(address(client, "inference?deployment=resnet50"))
+        with load(model, 100):
+            # It moves by itself, what is drawn as well as what is known.
+            grows(page, lambda: page.columns("deployments")["requests"][1])
+            grows(page, lambda: len(page.columns("requests")["at"]))
+            drawn = page.text("deployments-table")
+            page.until(lambda: page.text("deployments-table") != drawn)
+            page.until(lambda: page.columns("requests")["answered"][-1] > 0)
+            page.until(lambda: max(page.columns("workers")["busy"]) > 0)
+            page.until(lambda: page.columns("cache")["hits"][-1] > 0)
+            page.until(lambda: page.columns("throughput")["rate"])
+            page.until(lambda: len(page.columns("requests")["at"]) > 20)
+            page.picture("four-workers")
+        status = model.status()
+        table = settled(page, "deployments", requests=[0, status.requests])
+        assert table["name"] == ["bert", "resnet50"]
+        settled(page, "deployments", successes=[0, status.successes], waiting=[0, 0])
+        assert table["p99"][1] == pytest.approx(1e3 * status.latency.p99)
+        assert f"{status.successes:,}" in page.until(
+            lambda: page.text("deployments-table")
+        )
+        health = settled(page, "health", rows=[w.rows for w in status.workers])
+        assert health["worker"] == [w.address.split("://")[1] for w in status.workers]
+        assert health["breaker"] == ["closed"] * 4
+        latency = status.version("1").latency[status.workers[0].device_class]
+        curve = page.columns("throughput")
+        assert curve["rows"] == [rows for rows, _, _ in latency]
+        assert curve["rate"] == pytest.approx([rows / s for rows, s, _ in latency])
+        shares = page.columns("workers")["share"]
+        assert sum(shares) == pytest.approx(1.0)
+        hits = sum(tier.hits for tier in status.cache.results.tiers)
+        page.until(lambda: sum(page.columns("cache")["hits"]) == hits)
+
+        # Another one is chosen.
+        page.choose("bert")
+        settled(page, "versions", requests=[0])
+        assert "No request so far" in page.text("summary-text")
+
+
+def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
+    prefix = "/proxy/dask"
+    with cluster(1, http_prefix=prefix) as client:
+        sync(client.loop, dask_setup, client.cluster.scheduler)
+        page.open(address(client, prefix=prefix))
+        assert page.value("nothing", "visible") is True
+        assert "daskinfer.deploy(client, net)" in page.text("nothing")
+        page.picture("nothing-deployed")
+
+        model = daskinfer.deploy(client, Sleeper(), name=HOSTILE)
+        page.until(lambda: page.value("nothing", "visible") is False)
+        model(np.ones((3, 4), "float32"))
+        settled(page, "deployments", name=[HOSTILE], requests=[1])
+        assert page.value("deployment", "value") == HOSTILE
+        # Whatever it is called, it is text.
+        page.until(lambda: HOSTILE in page.text("deployments-table"))
+        assert "<img" not in page.markup("deployments-table")
+        assert page.driver.title != "pwned"
+        page.picture("one-worker")
+
+        model.undeploy()
+        page.until(lambda: page.value("nothing", "visible") is True)
+
+
+def test_every_part_has_a_page(page: Page) -> None:
+    with cluster(1) as client:
+        model = daskinfer.deploy(client, Sleeper(), name="resnet50")
+        model(np.ones((3, 4), "float32"))
+        for part in PARTS:
+            page.open(address(client, f"individual-inference-{part.name}"))
+            assert page.columns(part.name) is not None
+            assert page.complaints() == []
+
+
+@contextmanager
+def fleet_of(client: Client, workers: int) -> Iterator[Fleet]:
+    """Workers in the scheduler's state, which answer four times a second."""
+    scheduler = client.cluster.scheduler
+
+    async def begin() -> tuple[Fleet, asyncio.Task[None]]:
+        await dask_setup(scheduler)
+        fleet = Fleet(scheduler, workers)
+
+        async def live() -> None:
+            while True:
+                fleet.answer(0.25)
+                await asyncio.sleep(0.25)
+
+        return fleet, asyncio.create_task(live())
+
+    async def end(fleet: Fleet, life: asyncio.Task[None]) -> None:
+        life.cancel()
+        fleet.take()
+        fleet.leave()
+
+    fleet, life = sync(client.loop, begin)
+    try:
+        yield fleet
+    finally:
+        sync(client.loop, end, fleet, life)
+
+
+def test_sixty_four_workers_some_of_which_are_ill(page: Page) -> None:
+    # They have no tasks to look after, and nobody to ask.
+    quiet = {"distributed.scheduler.active-memory-manager.start": False}
+    with dask.config.set(quiet), cluster(0) as client, fleet_of(client, 64) as fleet:
+        ill = fleet.addresses[10:12]
+
+        async def fall_ill() -> None:
+            for ill_one in ill:
+                fleet.line.health.open(ill_one, monotonic(), f"late {HOSTILE}")
+            fleet.ask(30, seconds_ago=2.0)
+
+        sync(client.loop, fall_ill)
+        page.open(address(client))
+        health = page.columns("health")
+        assert len(health["worker"]) == 64
+        # They come first, with the reason.
+        assert health["worker"][:2] == [a.split("://")[1] for a in ill]
+        assert all(HOSTILE in reason for reason in health["reason"][:2])
+        assert health["breaker"][2:] == ["closed"] * 62
+        assert "<img" not in page.markup("health-table")
+        workers = page.columns("workers")
+        assert len(workers["place"]) == 64
+        (ready,) = page.columns("deployments")["ready"]
+        assert ready == "64 of 64, 2 unfit"
+        (waits,) = page.columns("deployments")["oldest"]
+        assert waits >= 2.0
+        page.until(lambda: max(page.columns("workers")["busy"]) > 0)
+        page.until(lambda: len(page.columns("requests")["at"]) > 10)
+        page.picture("sixty-four-workers")
+
+
+def test_versions_in_a_rollout(page: Page) -> None:
+    with cluster(2) as client:
+        model = daskinfer.deploy(client, Sleeper(), name="resnet50")
+        model.update(Sleeper(), version="2", traffic=0.25)
+        page.open(address(client))
+        found = page.columns("versions")
+        assert (found["version"], found["stage"]) == (["1", "2"], ["active", "canary"])
+        assert found["share"] == [0.75, 0.25]
+        with load(model, 50):
+            grows(page, lambda: page.columns("versions")["requests"][1])
+        model.promote()
+        settled(page, "versions", stage=["previous", "active"], share=[0, 1])
