@@ -36,7 +36,7 @@ class Deployments(Component):
             text("name", "Deployment", 150),
             text("version", "Version", 70),
             state("state", "State", 90),
-            text("ready", "Ready", 110),
+            text("ready", "Ready", 125),
             number("throughput", "Answers/s", 80, "0,0.0"),
             number("waiting", "Waiting", 70),
             number("oldest", "Wait [s]", 70, "0,0.00"),
@@ -48,7 +48,7 @@ class Deployments(Component):
             number("successes", "Answered", 85),
             number("failures", "Failed", 65),
             number("cancelled", "Cancelled", 75),
-            long_text("problem", "Problem", 200),
+            long_text("problem", "Problem", 185),
         ]
         self.root = table(self.source, columns, name="deployments-table", **kwargs)
 

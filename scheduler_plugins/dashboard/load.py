@@ -85,7 +85,11 @@ class Load(Component):
             nonselection_alpha=1.0,
         )
         root.xaxis.formatter = NumeralTickFormatter(format="0.[0]%")
-        root.xaxis.ticker = BasicTicker(desired_num_ticks=5, num_minor_ticks=0)
+        if field == "share":
+            root.xaxis.ticker = BasicTicker(desired_num_ticks=4, num_minor_ticks=0)
+        else:
+            root.xaxis.ticker = FixedTicker(ticks=[0, 0.5, 1])
+        root.min_border_right = 24
         root.yaxis.ticker = self.ticker
         root.ygrid.visible = False
         hover(

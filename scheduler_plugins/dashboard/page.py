@@ -67,9 +67,10 @@ class Page(DashboardComponent):
         self.selector = Selector(feed, wanted)
         self.parts: list[Component] = []
         self.deployments: Any = None
-        self.nothing = Div(text=NOTHING, name="nothing", visible=False)
+        self.nothing = Div(text=NOTHING, name="nothing")
         self.content = self._whole() if part is None else self._alone(part)
-        self.root = column(self.nothing, self.content, sizing_mode="stretch_both")
+        self.content.name = "everything"
+        self.root: Any = column(self.nothing, sizing_mode="stretch_both")
 
     def __repr__(self) -> str:
         return f"<Page of {self.selector.name!r}>"
@@ -81,9 +82,8 @@ class Page(DashboardComponent):
 
     def _alone(self, kind: type[Component]) -> Any:
         root = self._add(kind, sizing_mode="stretch_both")
-        if kind is Deployments:
-            return root
-        return column(self.selector.root, root, sizing_mode="stretch_both")
+        above = [] if kind is Deployments else [self.selector.root]
+        return column(*above, root, sizing_mode="stretch_both")
 
     def _whole(self) -> Any:
         wide: dict[str, Any] = {"sizing_mode": "stretch_width"}
@@ -112,14 +112,14 @@ class Page(DashboardComponent):
         """Read what is new, and show it."""
         self.feed.look()
         self.selector.update()
-        is_empty = not self.feed.rows
-        if self.nothing.visible is not is_empty:
-            self.nothing.visible, self.content.visible = is_empty, not is_empty
-        if is_empty:
-            return
-        self._fit()
-        for part in self.parts:
-            part.show()
+        if self.feed.rows:
+            self._fit()
+            for part in self.parts:
+                part.show()
+        # Tables that are drawn before they are seen do not know how wide they are.
+        shown = self.content if self.feed.rows else self.nothing
+        if self.root.children != [shown]:
+            self.root.children = [shown]
 
     def _fit(self) -> None:
         """Give the list of deployments the height that it needs, up to a limit."""

@@ -61,13 +61,13 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
     False
     """
     latency = row.latency
+    waiting = wording.count(row.waiting + row.delayed)
     percentiles = (latency.p50, latency.p95, latency.p99)
     tiles = [
         (f"version {row.version}", row.state, row.state != "ready"),
         ("workers ready", wording.ready(row), row.ready - row.unfit < row.workers),
         ("answers/s", wording.rate(row.throughput), False),
-        ("waiting", wording.count(row.waiting + row.delayed), False),
-        ("oldest wait", wording.seconds(row.oldest), False),
+        ("waiting / oldest", f"{waiting} / {wording.seconds(row.oldest)}", False),
         ("running", wording.count(row.in_flight), False),
         (
             "latency p50 / p95 / p99",
@@ -75,8 +75,11 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
             False,
         ),
         ("requests", wording.count(row.requests), False),
-        ("failed", wording.count(row.failures), row.failures > 0),
-        ("cancelled", wording.count(row.cancelled), False),
+        (
+            "failed / cancelled",
+            f"{wording.count(row.failures)} / {wording.count(row.cancelled)}",
+            row.failures > 0,
+        ),
         ("held back to retry", wording.count(row.delayed), row.delayed > 0),
         ("cache hits", wording.percent(hit_rate), False),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bokeh.models import LogTicker, NumeralTickFormatter
+from bokeh.models import LogTicker, NumeralTickFormatter, Range1d
 from distributed.dashboard.utils import update
 
 from scheduler_plugins.dashboard.component import Component
@@ -41,8 +41,13 @@ class Throughput(Component):
         self.curves.name = "throughput-curves"
         self.best = self.empty("rows", "rate")
         self.best.name = "best-size"
+        self.sizes = Range1d(0.9, 70)
         self.root = plot(
-            self.title, name="throughput-plot", x_axis_type="log", **kwargs
+            self.title,
+            name="throughput-plot",
+            x_axis_type="log",
+            x_range=self.sizes,
+            **kwargs,
         )
         self.root.xaxis.ticker = LogTicker(base=2, desired_num_ticks=8)
         self.root.xaxis[0].formatter = NumeralTickFormatter(format="0")
@@ -106,6 +111,7 @@ class Throughput(Component):
                 curves["rates"].append([rows / s for rows, s, _ in measured])
                 curves["device"].append(kind)
                 curves["color"].append(color)
+        self.sizes.end = 1.1 * max([2, *points["rows"]])
         update(self.source, points)
         update(self.curves, curves)
         update(self.best, best)

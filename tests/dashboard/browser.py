@@ -40,6 +40,9 @@ _MARKUP = """
 const model = Bokeh.documents[0].get_model_by_name(arguments[0]);
 return Bokeh.index.find_one(model).shadow_el.innerHTML;
 """
+_CHILDREN = """
+return Bokeh.documents[0].roots()[0].children.map(child => child.name);
+"""
 _IS_SHOWN = """
 const made = window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle;
 return Boolean(made);
@@ -63,9 +66,17 @@ class Page:
         self.driver.get(url)
         self.until(lambda: self.driver.execute_script(_IS_SHOWN))
 
+    def leave(self) -> None:
+        """Close what is open."""
+        self.driver.get("about:blank")
+
     def columns(self, source: str) -> dict[str, list[Any]]:
         """What a source holds, by its name, as the browser has it."""
         return json.loads(self.driver.execute_script(_COLUMNS, source))
+
+    def has(self, model: str) -> bool:
+        """Whether a model of this name is what the page consists of."""
+        return self.driver.execute_script(_CHILDREN) == [model]
 
     def text(self, model: str) -> str:
         """What is drawn of a table or a text, by its model's name."""

@@ -28,22 +28,14 @@ HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[Page]:
-    with browser() as page:
-        yield page
-
-
-@pytest.fixture
-def page(opened: Page) -> Iterator[Page]:
-    yield opened
-    # The server of the page is about to end, which is no complaint.
-    complaints = opened.complaints()
-    opened.driver.get("about:blank")
-    assert complaints == []
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
 
 
 @contextmanager
-def cluster(workers: int, **scheduler_kwargs: Any) -> Iterator[Client]:
+def cluster(page: Page, workers: int, **scheduler_kwargs: Any) -> Iterator[Client]:
+    """Workers in this process, and a dashboard without complaints of the browser."""
     with (
         LocalCluster(
             n_workers=workers,
@@ -55,6 +47,9 @@ def cluster(workers: int, **scheduler_kwargs: Any) -> Iterator[Client]:
         Client(made) as client,
     ):
         yield client
+        assert page.complaints() == []
+        # Before what serves it ends, which would be one.
+        page.leave()
 
 
 def address(client: Client, path: str = "inference", prefix: str = "") -> str:
@@ -110,7 +105,7 @@ def grows(page: Page, value: Callable[[], float]) -> None:
 
 
 def test_under_load_it_shows_what_the_plugin_knows(page: Page) -> None:
-    with cluster(4) as client:
+    with cluster(page, 4) as client:
         model = daskinfer.deploy(
             client, Sleeper(), name="resnet50", cache=daskinfer.CachePolicy()
         )
@@ -156,15 +151,15 @@ def test_under_load_it_shows_what_the_plugin_knows(page: Page) -> None:
 
 def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
     prefix = "/proxy/dask"
-    with cluster(1, http_prefix=prefix) as client:
+    with cluster(page, 1, http_prefix=prefix) as client:
         sync(client.loop, dask_setup, client.cluster.scheduler)
         page.open(address(client, prefix=prefix))
-        assert page.value("nothing", "visible") is True
+        assert page.has("nothing")
         assert "daskinfer.deploy(client, net)" in page.text("nothing")
         page.picture("nothing-deployed")
 
         model = daskinfer.deploy(client, Sleeper(), name=HOSTILE)
-        page.until(lambda: page.value("nothing", "visible") is False)
+        page.until(lambda: page.has("everything"))
         model(np.ones((3, 4), "float32"))
         settled(page, "deployments", name=[HOSTILE], requests=[1])
         assert page.value("deployment", "value") == HOSTILE
@@ -175,11 +170,11 @@ def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
         page.picture("one-worker")
 
         model.undeploy()
-        page.until(lambda: page.value("nothing", "visible") is True)
+        page.until(lambda: page.has("nothing"))
 
 
 def test_every_part_has_a_page(page: Page) -> None:
-    with cluster(1) as client:
+    with cluster(page, 1) as client:
         model = daskinfer.deploy(client, Sleeper(), name="resnet50")
         model(np.ones((3, 4), "float32"))
         for part in PARTS:
@@ -219,7 +214,11 @@ def fleet_of(client: Client, workers: int) -> Iterator[Fleet]:
 def test_sixty_four_workers_some_of_which_are_ill(page: Page) -> None:
     # They have no tasks to look after, and nobody to ask.
     quiet = {"distributed.scheduler.active-memory-manager.start": False}
-    with dask.config.set(quiet), cluster(0) as client, fleet_of(client, 64) as fleet:
+    with (
+        dask.config.set(quiet),
+        cluster(page, 0) as client,
+        fleet_of(client, 64) as fleet,
+    ):
         ill = fleet.addresses[10:12]
 
         async def fall_ill() -> None:
@@ -248,7 +247,7 @@ def test_sixty_four_workers_some_of_which_are_ill(page: Page) -> None:
 
 
 def test_versions_in_a_rollout(page: Page) -> None:
-    with cluster(2) as client:
+    with cluster(page, 2) as client:
         model = daskinfer.deploy(client, Sleeper(), name="resnet50")
         model.update(Sleeper(), version="2", traffic=0.25)
         page.open(address(client))
