@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bokeh.core.properties import validate
 from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import Div
@@ -119,7 +120,10 @@ class Page(DashboardComponent):
         # Tables that are drawn before they are seen do not know how wide they are.
         shown = self.content if self.feed.rows else self.nothing
         if self.root.children != [shown]:
-            self.root.children = [shown]
+            # Dask has nothing validated in what it calls periodically, and without
+            # that Bokeh sends the name of a column of colours as if it was a colour.
+            with validate(True):
+                self.root.children = [shown]
 
     def _fit(self) -> None:
         """Give the list of deployments the height that it needs, up to a limit."""

@@ -126,28 +126,28 @@ def table(
 # Underscore's <%- escapes, as no column of plain text needs; colours are the page's.
 
 
-def text(field: str, title: str, width: int) -> TableColumn:
+def text(name: str, title: str, width: int) -> TableColumn:
     """A column of text, which is escaped."""
-    return TableColumn(field=field, title=title, width=width)
+    return TableColumn(field=name, title=title, width=width)
 
 
-def long_text(field: str, title: str, width: int) -> TableColumn:
+def long_text(name: str, title: str, width: int) -> TableColumn:
     """A column of text that is told in full where the mouse is."""
     template = '<span title="<%- value %>"><%- value %></span>'
     formatter = HTMLTemplateFormatter(template=template)
-    return TableColumn(field=field, title=title, width=width, formatter=formatter)
+    return TableColumn(field=name, title=title, width=width, formatter=formatter)
 
 
-def state(field: str, title: str, width: int) -> TableColumn:
-    """A column of words, in the colours of the column ``<field>_color``."""
-    template = f'<span style="color:<%= {field}_color %>"><%- value %></span>'
+def state(name: str, title: str, width: int) -> TableColumn:
+    """A column of words, in the colours of the column ``<name>_color``."""
+    template = f'<span style="color:<%= {name}_color %>"><%- value %></span>'
     formatter = HTMLTemplateFormatter(template=template)
-    return TableColumn(field=field, title=title, width=width, formatter=formatter)
+    return TableColumn(field=name, title=title, width=width, formatter=formatter)
 
 
-def number(field: str, title: str, width: int, form: str = "0,0") -> TableColumn:
+def number(name: str, title: str, width: int, form: str = "0,0") -> TableColumn:
     """A column of numbers; what is unknown is a dash."""
     formatter = NumberFormatter(
         format=form, text_align="right", nan_format=_UNKNOWN, null_format=_UNKNOWN
     )
-    return TableColumn(field=field, title=title, width=width, formatter=formatter)
+    return TableColumn(field=name, title=title, width=width, formatter=formatter)

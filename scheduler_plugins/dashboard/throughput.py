@@ -20,6 +20,7 @@ from scheduler_plugins.dashboard.style import (
 
 __all__ = ["Throughput"]
 
+_NOTHING = "No batch size is measured so far"
 _COLORS = (BLUE, GREEN, ORANGE)
 
 
@@ -111,6 +112,7 @@ class Throughput(Component):
                 curves["rates"].append([rows / s for rows, s, _ in measured])
                 curves["device"].append(kind)
                 curves["color"].append(color)
+        self.root.title.text = self.title if points["rows"] else _NOTHING
         self.sizes.end = 1.1 * max([2, *points["rows"]])
         update(self.source, points)
         update(self.curves, curves)

@@ -40,6 +40,13 @@ _MARKUP = """
 const model = Bokeh.documents[0].get_model_by_name(arguments[0]);
 return Bokeh.index.find_one(model).shadow_el.innerHTML;
 """
+_FILLS = """
+const row = Bokeh.documents[0].get_model_by_name(arguments[0]);
+return row.children.map(plot => {
+    const view = Bokeh.index.find_one(plot).views.find_one(plot.renderers[0]);
+    return view.glyph.fill_color.get(0);
+});
+"""
 _CHILDREN = """
 return Bokeh.documents[0].roots()[0].children.map(child => child.name);
 """
@@ -85,6 +92,10 @@ class Page:
     def markup(self, model: str) -> str:
         """The same with its HTML."""
         return self.driver.execute_script(_MARKUP, model)
+
+    def fills(self, plots: str) -> list[int]:
+        """The colours that the first bars of the plots in a row are filled with."""
+        return self.driver.execute_script(_FILLS, plots)
 
     def value(self, model: str, attribute: str) -> Any:
         """A property of a model, by its name."""

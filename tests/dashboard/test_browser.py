@@ -167,6 +167,9 @@ def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
         page.until(lambda: HOSTILE in page.text("deployments-table"))
         assert "<img" not in page.markup("deployments-table")
         assert page.driver.title != "pwned"
+        page.until(lambda: len(page.columns("requests")["at"]) > 5)
+        # What comes into an empty page has colours as well.
+        assert all(page.fills("workers-plot"))
         page.picture("one-worker")
 
         model.undeploy()
