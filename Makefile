@@ -78,5 +78,5 @@ wheel: $(VENV)/dev.stamp  ## source and binary distribution, in dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ from scheduler_plugins.dashboard import wording
 from scheduler_plugins.dashboard.component import Component
 from scheduler_plugins.dashboard.style import (
     GREEN,
+    ORANGE,
     RED,
     long_text,
     number,
@@ -65,7 +66,7 @@ def _cells(row: DeploymentRow) -> dict[str, Any]:
         "name": row.name,
         "version": row.version,
         "state": row.state,
-        "state_color": GREEN if row.state == "ready" else RED,
+        "state_color": _color(row),
         "ready": wording.ready(row),
         "throughput": row.throughput,
         "waiting": row.waiting + row.delayed,
@@ -80,6 +81,12 @@ def _cells(row: DeploymentRow) -> dict[str, Any]:
         "cancelled": row.cancelled,
         "problem": row.problem or "",
     }
+
+
+def _color(row: DeploymentRow) -> str:
+    if not row.is_served:
+        return RED
+    return GREEN if row.state == "ready" else ORANGE
 
 
 def _milliseconds(seconds: float | None) -> float:

@@ -64,7 +64,7 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
     waiting = wording.count(row.waiting + row.delayed)
     percentiles = (latency.p50, latency.p95, latency.p99)
     tiles = [
-        (f"version {row.version}", row.state, row.state != "ready"),
+        (f"version {row.version}", row.state, not row.is_served),
         ("workers ready", wording.ready(row), row.ready - row.unfit < row.workers),
         ("answers/s", wording.rate(row.throughput), False),
         ("waiting / oldest", f"{waiting} / {wording.seconds(row.oldest)}", False),

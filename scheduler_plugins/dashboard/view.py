@@ -83,6 +83,11 @@ class DeploymentRow:
     best_size: int | None = None
     latency: LatencyPercentiles = field(default_factory=LatencyPercentiles)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether requests are answered."""
+        return self.state not in ("not ready", "waiting")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
