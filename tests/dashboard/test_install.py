@@ -38,6 +38,7 @@ def scheduler_with(**kwargs: Any) -> Scheduler:
     )
 
 
+@pytest.mark.smoke
 @gen_cluster(nthreads=[], scheduler_kwargs=WITH)
 async def test_every_page_is_there_and_linked(scheduler: Any) -> None:
     await dask_setup(scheduler)
