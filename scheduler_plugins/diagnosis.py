@@ -68,10 +68,10 @@ class Diagnosis:
                 f"{counted(len(running), 'worker')} {are} starting, and {are} yet to "
                 "say what devices there are"
             )
-        if problem is not None and not line.queue.count:
-            return None if self._registry.can_load(line.name, line.version) else problem
         if problem is not None or not line.queue.count:
-            return problem
+            able = self._registry.can_answer(line.name, line.version)
+            # What is cold is loaded for whoever asks.
+            return problem if line.queue.count or not able else None
         ready = [address for address in line.devices if address in running]
         if not ready:
             return "every ready worker is paused or closing"

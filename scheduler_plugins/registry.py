@@ -284,14 +284,9 @@ class Registry:
             deployment.finds_device(worker) for worker in self.workers.values()
         )
 
-    def can_load(self, name: str, version: str) -> bool:
-        """Whether a version is cold somewhere, and loaded there if it is asked for."""
+    def can_answer(self, name: str, version: str | None = None) -> list[str]:
+        """Workers that can answer with a version, loading it first perhaps."""
         found = self.version(name, version)
-        return any(found.replicas[address].reason is None for address in found.cold)
-
-    def can_answer(self, name: str) -> list[str]:
-        """Workers that can answer with the active version, loading it first perhaps."""
-        found = self.version(name)
         cold = [a for a in sorted(found.cold) if found.replicas[a].reason is None]
         return [replica.address for replica in found.ready()] + cold
 

@@ -80,7 +80,11 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
             f"{wording.count(row.failures)} / {wording.count(row.cancelled)}",
             row.failures > 0,
         ),
-        ("held back to retry", wording.count(row.delayed), row.delayed > 0),
+        (
+            "retries / held back",
+            f"{wording.count(row.retries)} / {wording.count(row.delayed)}",
+            row.delayed > 0,
+        ),
         ("cache hits", wording.percent(hit_rate), False),
     ]
     told = "".join(
@@ -90,6 +94,9 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
     note = ""
     if row.problem is not None:
         note = _NOTE.format(RED, escape(row.problem))
+    elif row.failed_by:
+        kinds = (f"{wording.count(n)} {kind}" for kind, n in row.failed_by.items())
+        note = _NOTE.format("#666", escape(f"failed: {', '.join(kinds)}"))
     elif not row.requests:
         note = _NOTE.format("#666", "No request so far: model.submit(x).result()")
     return f'<div style="display:flex; flex-wrap:wrap">{told}</div>{note}'

@@ -44,6 +44,10 @@ class DeploymentRow:
         given no requests, as they fail or are late.
     requests, successes, failures, cancelled
         Requests that arrived, and how they ended.
+    retries
+        How often requests were sent once more.
+    failed_by
+        How many failed for which reason.
     waiting, delayed, in_flight
         Requests in the queue, those held back until their next attempt, and those
         that were sent.
@@ -72,6 +76,8 @@ class DeploymentRow:
     successes: int = 0
     failures: int = 0
     cancelled: int = 0
+    retries: int = 0
+    failed_by: Mapping[str, int] = field(default_factory=dict)
     waiting: int = 0
     delayed: int = 0
     in_flight: int = 0
@@ -164,6 +170,12 @@ def _row(
         successes=counts.successes,
         failures=counts.failures,
         cancelled=counts.cancelled,
+        retries=sum(line.figures.measures.retries for line in lines),
+        failed_by={
+            reason: count
+            for (outcome, reason), count in counts.outcomes.most_common()
+            if outcome == "failed"
+        },
         waiting=sum(len(line.queue) for line in lines),
         delayed=sum(line.delayed for line in lines),
         in_flight=in_flight,

@@ -19,8 +19,10 @@ from scheduler_plugins import dask_setup
 from scheduler_plugins.dashboard import view
 from scheduler_plugins.dashboard.feed import Feed
 from scheduler_plugins.dashboard.history import INTERVAL, SPAN, History, Rate
+from scheduler_plugins.dashboard.summary import html
 from scheduler_plugins.dashboard.view import DeploymentRow
 from tests.cluster.helpers import Probe, until
+from tests.cluster.scheduling_helpers import ONE, deploy, engine
 from tests.dashboard.fleet import GIB, Fleet
 
 
@@ -69,6 +71,25 @@ async def test_nothing_has_happened_yet(fleet: Fleet) -> None:
     assert (row.name, row.version, row.state) == ("resnet50", "1", "ready")
     assert (row.ready, row.workers, row.requests, row.throughput) == (3, 3, 0, 0.0)
     assert (row.waiting, row.oldest, row.latency.p50) == (0, 0.0, None)
+
+
+@gen_cluster(client=True)
+async def test_retries_and_failures_by_kind(c: Any, s: Any, a: Any, b: Any) -> None:
+    failures = iter([OSError("for once"), None, ValueError("bad")])
+
+    def fails(x: Any) -> Any:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return x
+
+    model = await deploy(c, Probe(fails), max_batch_size=1)
+    await model.options(retries=1).submit(ONE)
+    with pytest.raises(ValueError, match="bad"):
+        await model.submit(ONE)
+    (row,) = view.deployments(engine(s), monotonic())
+    assert (row.retries, row.failed_by) == (1, {"model": 1})
+    assert "failed: 1 model" in html(row, None)
+    assert "1 / 0" in html(row, None)
 
 
 @with_fleet(3)

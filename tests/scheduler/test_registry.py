@@ -334,10 +334,10 @@ def test_a_cold_version_is_no_problem_unless_it_cannot_be_loaded():
     registry.join(small())
     registry.add(deployment("m"), of_size(60))
     registry.add(deployment("n"), of_size(60, "n"))
-    assert registry.can_load("n", "1")
+    assert registry.can_answer("n", "1")
     assert registry.problem("n") == f"no worker is ready: {A}: cold"
     registry.version("n").replicas[A].reason = "it is too large"
-    assert not registry.can_load("n", "1")
+    assert not registry.can_answer("n", "1")
 
 
 def test_a_device_that_broke_loads_nothing_that_was_cold():
