@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,13 @@ from scheduler_plugins.dashboard.page import PARTS
 from tests.dashboard.browser import Page, browser
 from tests.dashboard.fleet import Fleet
 
-pytestmark = pytest.mark.browser
+pytestmark = [
+    pytest.mark.browser,
+    # Bokeh leaves what it was about to send to a page that is closed.
+    pytest.mark.filterwarnings(
+        "ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"
+    ),
+]
 
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 
@@ -31,6 +38,13 @@ HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 def page() -> Iterator[Page]:
     with browser() as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def collect() -> Iterator[None]:
+    """Let what a test has left be found while its own warnings are expected."""
+    yield
+    gc.collect()
 
 
 @contextmanager
