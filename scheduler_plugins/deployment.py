@@ -62,7 +62,8 @@ class Replica:
     brought something else, or failed though it had been ready before. ``doubt`` says
     why it is to be tried with one request before it is given more. ``since`` is when it
     was ready, and ``asked`` when it was told to load, in seconds on a monotonic clock.
-    What ``is_parked`` is cold, and lies in the memory of the host.
+    What ``is_parked`` is cold, and lies in the memory of the host. What ``is_refused``
+    did not fit beside what must not go.
     """
 
     address: str
@@ -79,6 +80,7 @@ class Replica:
     since: float | None = None
     asked: float = 0.0
     is_parked: bool = False
+    is_refused: bool = False
 
 
 @dataclass(slots=True)

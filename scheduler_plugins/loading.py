@@ -45,7 +45,7 @@ class Loading:
             "name": version.name,
             "version": version.version,
             "load": replica.load,
-            "after": list(after),
+            "after": sorted({*after, *self._leaving(replica.address)}),
             "again": replica.since is not None,
             "active": deployment.active,
             "digest": version.digest,
@@ -58,6 +58,11 @@ class Loading:
             "stimulus_id": f"daskinfer-load-{version.name}-{version.version}",
         }
         self.plugin.scheduler.worker_send(replica.address, dict(message))
+
+    def _leaving(self, address: str) -> list[int]:
+        """What a worker with little room is to unload before."""
+        limited = self.plugin.registry.workers[address].room
+        return self.plugin.unloading.under_way(address) if limited else []
 
     @guarded
     def warming(self, name: str, version: str, load: int, worker: str) -> None:

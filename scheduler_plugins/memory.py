@@ -91,6 +91,16 @@ class Memory:
         version.cold.discard(address)
         replica.state = ReplicaState.FAILED
         replica.reason, replica.failure = reason, failure
+        replica.is_refused = True
+
+    def reconsider(self, version: Version) -> bool:
+        """A version may fit by now where it never did; tell whether there is any."""
+        refused = [r for r in version.replicas.values() if r.is_refused]
+        for replica in refused:
+            replica.is_refused, replica.reason, replica.failure = False, None, None
+            if replica.state is ReplicaState.FAILED:
+                self.cool(version, replica)
+        return bool(refused)
 
     def parked(self, name: str, version: str, address: str, is_parked: bool) -> None:
         """A cold version is in the memory of a worker's host, or is not any more."""

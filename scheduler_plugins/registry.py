@@ -252,6 +252,7 @@ class Registry:
                 replica.state = ReplicaState.LOADING
             return False
         replica.state, replica.reason, replica.failure = ReplicaState.READY, None, None
+        replica.reloads = 0
         return True
 
     def warming(self, name: str, version: str, address: str) -> None:

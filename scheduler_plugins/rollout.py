@@ -182,7 +182,9 @@ def promote(
     version = deployment.versions[update.version]
     eligible = _eligible(deployment, version, workers)
     missing = _missing(version, update, eligible)
-    if missing > 0:
+    # It was ready, and will be when it is asked for.
+    is_cold = not eligible and bool(version.cold) and bool(version.loads)
+    if missing > 0 and not is_cold:
         states = ", ".join(
             f"{r.address} is {r.state.value}"
             for r in version.replicas.values()

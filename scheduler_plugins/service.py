@@ -198,6 +198,7 @@ class Service:
             plugin.lifecycle.fail_waiting(waiting, gone)
             asked += plugin.unloading.ask_all(version)
             plugin.distribution.release(version.artifact, (name, version.version))
+        plugin.swapping.freed()
         self.changed()
         return {"status": "OK", "unfreed": await self._freed(asked, timeout)}
 

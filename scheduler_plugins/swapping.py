@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from dask.utils import format_bytes
@@ -20,7 +20,7 @@ from scheduler_plugins.room import Place, Space, Tenant, find_place, never_fits
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
-    from scheduler_plugins.line import Line
+    from scheduler_plugins.line import LaneKey, Line
     from scheduler_plugins.queueing import Lane
 
 logger = logging.getLogger("distributed.inference.swapping")
@@ -59,6 +59,7 @@ class Swapping:
         self.plugin = plugin
         self._turn = config.seconds("weights.turn") or 0.0
         self._awaited: dict[tuple[str, str], Version] = {}
+        self._crowded: set[str] = set()
         self._next: WeakKeyDictionary[Line, float] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -80,14 +81,14 @@ class Swapping:
 
     def loaded(self, address: str) -> None:
         """A worker has loaded something: if it takes too much, others must leave."""
-        registry = self.plugin.registry
-        worker = registry.workers[address]
-        for kind in worker.room:
-            space = self._space(worker, kind)
-            if space.free < 0:
-                place = find_place([space], 0, monotonic(), self._turn, urgent=True)
-                if isinstance(place, Place):
-                    self._make_room(place)
+        self._relieve(address, monotonic())
+
+    def freed(self) -> None:
+        """A version is gone: others may have its room."""
+        versions = list(self.plugin.registry.versions())
+        again = [v for v in versions if self.plugin.registry.memory.reconsider(v)]
+        # This wakes the dispatcher, too.
+        self.assigned(*again)
 
     def check(self, busy: Collection[Line], now: float) -> float:
         """See to those who wait for a cold version; return when to ask again.
@@ -100,11 +101,29 @@ class Swapping:
             Monotonic time in seconds.
         """
         until = math.inf
+        for address in list(self._crowded):
+            until = min(until, _or_never(self._relieve, address, now))
         for version in list(self._awaited.values()):
             until = min(until, _or_never(self._first_load, version, now))
         for line in busy:
             if line.cold:
                 until = min(until, _or_never(self._asked_for, line, now))
+        return until
+
+    def _relieve(self, address: str, now: float) -> float:
+        """Have others leave a worker whose models take too much; or ask again."""
+        self._crowded.discard(address)
+        worker = self.plugin.registry.workers.get(address)
+        until = math.inf
+        for kind in () if worker is None else worker.room:
+            space = self._space(worker, kind)
+            if space.free < 0:
+                place = find_place([space], 0, now, self._turn, urgent=True)
+                if isinstance(place, Place):
+                    self._make_room(place)
+                else:
+                    self._crowded.add(address)
+                    until = min(until, place)
         return until
 
     # Without requests
@@ -132,7 +151,9 @@ class Swapping:
         cold = {a: workers[a] for a in sorted(version.cold)}
         spaces = [self._space(w, deployment.kind(w)) for w in cold.values()]
         hopeless = [space for space in spaces if never_fits(space, version.nbytes)]
-        if not hopeless and version.is_nowhere:
+        update = deployment.update
+        is_update = update is not None and update.version == version.version
+        if not hopeless and is_update and version.is_nowhere:
             # Nor does an update wait that fits nowhere beside what it is to follow.
             spaces = self._spaces(deployment, version, cold)
             if all(never_fits(space, version.nbytes) for space in spaces):
@@ -156,11 +177,15 @@ class Swapping:
         deployment = self.plugin.registry.deployments[line.name]
         version = deployment.versions[line.version]
         until = math.inf
+        seen = set()
         for lane in line.queue.oldest(_LANES):
-            until = self._load_for(lane, line, deployment, version, now)
-            if until < math.inf:
-                self._next[line] = now + _PAUSE
-                break
+            key = cast("LaneKey", lane.key)
+            if (key.constraint, key.tried) not in seen:
+                seen.add((key.constraint, key.tried))
+                found = self._load_for(lane, line, deployment, version, now)
+                until = min(until, found)
+        if until < math.inf:
+            self._next[line] = now + _PAUSE
         return until
 
     def _load_for(
@@ -191,7 +216,10 @@ class Swapping:
             busy += line.waiting_seconds() / len(serving)
             if busy < load_seconds(version):
                 return math.inf
-        return self._load_one(deployment, version, allowed, now, urgent=not serving)
+        loading = dispatcher.admission.reaches(lane, _loading(version))
+        return self._load_one(
+            deployment, version, allowed, now, loading, urgent=not serving
+        )
 
     # Loading
 
@@ -201,11 +229,17 @@ class Swapping:
         version: Version,
         addresses: Iterable[str],
         now: float,
+        loading: Iterable[str] | None = None,
         *,
         urgent: bool = True,
     ) -> float:
-        """Load a version on one of some workers, unless one is loading it already."""
-        until = _under_way_until(version)
+        """Load a version on one of some workers, unless one is loading it already.
+
+        One of ``loading`` that is, or any.
+        """
+        until = _under_way_until(
+            version, _loading(version) if loading is None else loading
+        )
         if now < until:
             return until
         spaces = self._spaces(deployment, version, addresses)
@@ -240,9 +274,11 @@ class Swapping:
         self, deployment: Deployment, version: Version, addresses: Iterable[str]
     ) -> list[Space]:
         workers = self.plugin.registry.workers
+        # The active one needs nobody beside it.
+        wanting = None if version.version == deployment.active else deployment
         return [
             replace(
-                self._space(workers[a], deployment.kind(workers[a]), deployment),
+                self._space(workers[a], deployment.kind(workers[a]), wanting),
                 has_parked=version.replicas[a].is_parked,
             )
             for a in sorted(addresses)
@@ -260,7 +296,7 @@ class Swapping:
             since = math.inf if is_loading else replica.since or 0.0
             used = line.used.get(worker.address, since)
             # An update is to leave no gap.
-            serves = deployment is wanting and version.version in deployment.serving()
+            is_fixed = deployment.kept_loaded or deployment is wanting
             tenants.append(
                 Tenant(
                     (version.name, version.version),
@@ -271,7 +307,7 @@ class Swapping:
                     if is_loading or self._is_wanted(line, worker.address)
                     # Not sooner than it could be back.
                     else used + load_seconds(version),
-                    deployment.kept_loaded or serves,
+                    is_fixed and version.version in deployment.serving(),
                 )
             )
         return Space(worker.address, worker.room.get(kind, math.inf), tuple(tenants))
@@ -297,16 +333,21 @@ def _is_awaited(deployment: Deployment, version: Version) -> bool:
     update = deployment.update
     is_update = update is not None and update.version == version.version
     return (
-        deployment.kept_loaded
+        (deployment.kept_loaded and version.version in deployment.serving())
         or not version.loads
         or (is_update and not version.answered)
     )
 
 
-def _under_way_until(version: Version) -> float:
-    """Until when a load that is under way is waited for. A worker may be frozen."""
+def _loading(version: Version) -> list[str]:
+    """Workers that are loading a version."""
     loading = (ReplicaState.LOADING, ReplicaState.WARMING)
-    asked = [r.asked for r in version.replicas.values() if r.state in loading]
+    return [a for a, r in version.replicas.items() if r.state in loading]
+
+
+def _under_way_until(version: Version, loading: Iterable[str]) -> float:
+    """Until when a load that is under way is waited for. A worker may be frozen."""
+    asked = [version.replicas[address].asked for address in loading]
     patience = max(_PATIENCE * load_seconds(version), _LEAST_PATIENCE)
     return max(asked, default=-math.inf) + patience
 

@@ -86,6 +86,10 @@ class Unloading:
         """What a worker was told to let go of for others, and has not yet."""
         return sorted(n for n in self._evictions if self._asked[n] == address)
 
+    def under_way(self, address: str) -> list[int]:
+        """What a worker was told to let go of, and has not yet."""
+        return sorted(n for n, a in self._asked.items() if a == address)
+
     def pending(self, numbers: Iterable[int]) -> list[str]:
         """Workers that have not answered these messages."""
         return sorted({self._asked[n] for n in numbers if n in self._asked})

@@ -225,6 +225,9 @@ class Versions:
         for address in plugin.registry.workers:
             plugin.scheduler.worker_send(address, dict(message))
         plugin.dispatcher.waiting.reroute(name)
+        if deployment.kept_loaded:
+            staying = deployment.versions.keys() - deployment.leaving
+            plugin.swapping.assigned(*(deployment.versions[v] for v in staying))
         self._watch(deployment)
         logger.info("%r is answered by %s", name, deployment.route)
 
@@ -240,6 +243,7 @@ class Versions:
                 plugin.dispatcher.waiting.enqueue(request, line)
         plugin.unloading.ask_all(version)
         plugin.distribution.release(version.artifact, (version.name, version.version))
+        plugin.swapping.freed()
 
     def _in_flight(self, name: str, label: str) -> bool:
         return bool(self.plugin.dispatcher.lines[name, label].in_flight)
