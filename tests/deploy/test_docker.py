@@ -7,13 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 import yaml
-from distributed.cli.dask_scheduler import main as dask_scheduler
 
-from daskinfer.cli.worker import worker
 from daskinfer.entries import plan_of_entry
+from tests.deploy.commands import check_command
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
@@ -29,18 +27,6 @@ def instructions(file: Path) -> list[tuple[str, str]]:
         (name, rest.strip())
         for name, _, rest in (x.partition(" ") for x in joined.splitlines() if x)
     ]
-
-
-def check_command(words: list[str]) -> None:
-    """Have click read a command line, as it would be read in the container."""
-    if words[:2] == ["dask", "scheduler"]:
-        command, rest = dask_scheduler, words[2:]
-    else:
-        assert words[:3] == ["dask", "infer", "worker"]
-        command, rest = worker, words[3:]
-    known = {o for p in command.params if isinstance(p, click.Option) for o in p.opts}
-    assert {word for word in rest if word.startswith("--")} <= known
-    command.make_context(command.name, list(rest))
 
 
 def test_there_is_one_for_each_device():
