@@ -87,6 +87,8 @@ def test_compose():
         check_command(service["command"])
         assert service["image"] == "daskinfer:cpu"
     build = scheduler["build"]
+    # Else Compose would look for the workers' image in a registry, before it is built.
+    assert workers["build"] == build
     assert (FOLDER / build["context"]).resolve() == ROOT
     assert (ROOT / build["dockerfile"]).is_file()
     assert all(port.startswith("127.0.0.1:") for port in scheduler["ports"])

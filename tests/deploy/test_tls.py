@@ -13,6 +13,7 @@ import dask
 import pytest
 import yaml
 from distributed.comm import connect, listen
+from distributed.comm.addressing import address_from_user_args
 from distributed.security import Security
 
 from tests.tools import require_tool
@@ -126,6 +127,8 @@ def test_dask_connects_with_the_configuration(folder):
     with dask.config.set(dask.config.merge(dask.config.config, told)):
         security = Security()
         assert security.require_encryption
+        given = address_from_user_args(port=8786, security=security)
+        assert given.startswith("tls://")
         assert asyncio.run(greet(security)) == {"heard": "hello"}
     tls = told["distributed"]["comm"]["tls"]
     files = [tls["ca-file"], *(p for role in ROLES for p in tls[role].values())]
