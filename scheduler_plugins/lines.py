@@ -85,10 +85,6 @@ class Lines(dict[tuple[str, str], Line]):
         for key in [key for key in self._devices if key[0] == address]:
             del self._devices[key]
 
-    def is_stuck(self, address: str) -> bool:
-        """Whether a worker gets nothing more until it answers."""
-        return any(d.stuck for key, d in self._devices.items() if key[0] == address)
-
     def of(self, name: str) -> list[Line]:
         """Those of all versions of a deployment."""
         return [line for line in self.values() if line.name == name]

@@ -53,6 +53,18 @@ class Memory:
                     if replica is not None and replica.state in _OCCUPYING:
                         yield deployment, version, replica
 
+    def all_occupants(
+        self, workers: Mapping[str, WorkerFacts]
+    ) -> Iterator[tuple[Deployment, Version, Replica]]:
+        """What all workers have, or are loading."""
+        for deployment in self._deployments.values():
+            for version in deployment.versions.values():
+                if len(version.cold) == len(version.replicas):
+                    continue
+                for address, replica in version.replicas.items():
+                    if replica.state in _OCCUPYING and address in workers:
+                        yield deployment, version, replica
+
     def has_room(
         self, deployment: Deployment, version: Version, worker: WorkerFacts
     ) -> bool:

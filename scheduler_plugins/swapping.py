@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -15,8 +14,9 @@ from distributed.metrics import monotonic
 from daskinfer import config
 from daskinfer.exceptions import ModelTooLarge
 from daskinfer.failure import dump_failure
-from scheduler_plugins.deployment import Deployment, ReplicaState, Version, WorkerFacts
-from scheduler_plugins.room import Place, Space, Tenant, find_place, never_fits
+from scheduler_plugins.deployment import Deployment, ReplicaState, Version
+from scheduler_plugins.room import Place, Space, find_place, never_fits
+from scheduler_plugins.survey import Survey, load_seconds
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
@@ -27,8 +27,6 @@ logger = logging.getLogger("distributed.inference.swapping")
 
 #: Lanes of a version that are looked at.
 _LANES = 32
-#: Seconds that a load is expected to take before any was measured.
-_LOAD_SECONDS = 1.0
 #: Times as long as expected that a load may take before another worker begins one, and
 #: seconds that it may take in any case.
 _PATIENCE, _LEAST_PATIENCE = 10, 10.0
@@ -61,6 +59,8 @@ class Swapping:
         self._awaited: dict[tuple[str, str], Version] = {}
         self._crowded: set[str] = set()
         self._next: WeakKeyDictionary[Line, float] = WeakKeyDictionary()
+        self._look_at = 0.0
+        self._survey: Survey | None = None
 
     def __repr__(self) -> str:
         return f"<Swapping awaits: {sorted(self._awaited)}>"
@@ -72,6 +72,7 @@ class Swapping:
 
         Or workers have left.
         """
+        self._survey = None
         for version in versions:
             deployment = self.plugin.registry.deployments[version.name]
             self._refuse(deployment, version)
@@ -81,6 +82,7 @@ class Swapping:
 
     def loaded(self, address: str) -> None:
         """A worker has loaded something: if it takes too much, others must leave."""
+        self._survey = None
         self._relieve(address, monotonic())
 
     def freed(self) -> None:
@@ -100,11 +102,16 @@ class Swapping:
         now
             Monotonic time in seconds.
         """
+        self._survey = None
         until = math.inf
         for address in list(self._crowded):
             until = min(until, _or_never(self._relieve, address, now))
-        for version in list(self._awaited.values()):
-            until = min(until, _or_never(self._first_load, version, now))
+        if self._awaited and now < self._look_at:
+            until = min(until, self._look_at)
+        elif self._awaited:
+            self._look_at = now + _PAUSE
+            for version in list(self._awaited.values()):
+                until = min(until, _or_never(self._first_load, version, now))
         for line in busy:
             if line.cold:
                 until = min(until, _or_never(self._asked_for, line, now))
@@ -116,7 +123,7 @@ class Swapping:
         worker = self.plugin.registry.workers.get(address)
         until = math.inf
         for kind in () if worker is None else worker.room:
-            space = self._space(worker, kind)
+            space = self._look().space(address, kind)
             if space.free < 0:
                 place = find_place([space], 0, now, self._turn, urgent=True)
                 if isinstance(place, Place):
@@ -149,13 +156,13 @@ class Swapping:
         """Have a version fail where it never fits, whoever leaves."""
         workers = self.plugin.registry.workers
         cold = {a: workers[a] for a in sorted(version.cold)}
-        spaces = [self._space(w, deployment.kind(w)) for w in cold.values()]
+        spaces = [self._look().space(a, deployment.kind(w)) for a, w in cold.items()]
         hopeless = [space for space in spaces if never_fits(space, version.nbytes)]
         update = deployment.update
         is_update = update is not None and update.version == version.version
         if not hopeless and is_update and version.is_nowhere:
             # Nor does an update wait that fits nowhere beside what it is to follow.
-            spaces = self._spaces(deployment, version, cold)
+            spaces = self._look().spaces(deployment, version, cold)
             if all(never_fits(space, version.nbytes) for space in spaces):
                 hopeless = spaces
         for space in hopeless:
@@ -165,6 +172,7 @@ class Swapping:
                 version, space.address, str(error), dump_failure(error)
             )
         if hopeless:
+            self._survey = None
             self.plugin.versions.settle(deployment)
             self.plugin.service.changed()
 
@@ -202,11 +210,12 @@ class Swapping:
         serving = dispatcher.admission.devices(lane, fit, [])
         # Once it is loaded it is tried.
         on_trial = set(line.health.candidates(now))
+        stuck = {device.name for device in dispatcher.fitness.stuck}
         cold = [
             address
             for address in version.cold & running
             if line.health.admits(address) or address in on_trial
-            if not dispatcher.lines.is_stuck(address)
+            if address not in stuck
         ]
         allowed = dispatcher.admission.reaches(lane, cold)
         if not allowed or any(device.takes_more() for device in serving):
@@ -242,7 +251,7 @@ class Swapping:
         )
         if now < until:
             return until
-        spaces = self._spaces(deployment, version, addresses)
+        spaces = self._look().spaces(deployment, version, addresses)
         for space in spaces:
             kind = deployment.kind(self.plugin.registry.workers[space.address])
             never = never_fits(space, version.nbytes)
@@ -254,6 +263,7 @@ class Swapping:
         self._make_room(place)
         address = place.address
         replica = self.plugin.registry.memory.reload(version, address)
+        self._survey = None
         after = self.plugin.unloading.evictions(address)
         self.plugin.loading.load(version, replica, after)
         self.plugin.service.changed()
@@ -267,56 +277,17 @@ class Swapping:
             self.plugin.registry.memory.evict(found, place.address)
             self.plugin.dispatcher.lines[name, version].devices.pop(place.address, None)
             self.plugin.unloading.ask(place.address, name, version, keep=True)
+            self._survey = None
 
     # What workers have
 
-    def _spaces(
-        self, deployment: Deployment, version: Version, addresses: Iterable[str]
-    ) -> list[Space]:
-        workers = self.plugin.registry.workers
-        # The active one needs nobody beside it.
-        wanting = None if version.version == deployment.active else deployment
-        return [
-            replace(
-                self._space(workers[a], deployment.kind(workers[a]), wanting),
-                has_parked=version.replicas[a].is_parked,
-            )
-            for a in sorted(addresses)
-        ]
-
-    def _space(
-        self, worker: WorkerFacts, kind: str, wanting: Deployment | None = None
-    ) -> Space:
-        """What a worker has on its device of a kind, for a deployment that wants it."""
-        tenants = []
-        memory = self.plugin.registry.memory
-        for deployment, version, replica in memory.occupants(worker, kind):
-            line = self.plugin.dispatcher.lines[version.name, version.version]
-            is_loading = replica.state is not ReplicaState.READY
-            since = math.inf if is_loading else replica.since or 0.0
-            used = line.used.get(worker.address, since)
-            # An update is to leave no gap.
-            is_fixed = deployment.kept_loaded or deployment is wanting
-            tenants.append(
-                Tenant(
-                    (version.name, version.version),
-                    version.nbytes,
-                    since,
-                    used,
-                    math.inf
-                    if is_loading or self._is_wanted(line, worker.address)
-                    # Not sooner than it could be back.
-                    else used + load_seconds(version),
-                    is_fixed and version.version in deployment.serving(),
-                )
-            )
-        return Space(worker.address, worker.room.get(kind, math.inf), tuple(tenants))
-
-    def _is_wanted(self, line: Line, address: str) -> bool:
-        batches = self.plugin.dispatcher.running.batches.values()
-        return bool(line.queue.count) or any(
-            batch.line is line and batch.device.name == address for batch in batches
-        )
+    def _look(self) -> Survey:
+        """What there is to know, found out once for as long as nothing changes."""
+        if self._survey is None:
+            dispatcher = self.plugin.dispatcher
+            batches = dispatcher.running.batches.values()
+            self._survey = Survey(self.plugin.registry, dispatcher.lines, batches)
+        return self._survey
 
 
 def _or_never(look: Callable[[Any, float], float], what: Any, now: float) -> float:
@@ -350,11 +321,6 @@ def _under_way_until(version: Version, loading: Iterable[str]) -> float:
     asked = [version.replicas[address].asked for address in loading]
     patience = max(_PATIENCE * load_seconds(version), _LEAST_PATIENCE)
     return max(asked, default=-math.inf) + patience
-
-
-def load_seconds(version: Version) -> float:
-    """How long it takes to load a version, if it is not in the memory of the host."""
-    return max(version.load_seconds.values(), default=_LOAD_SECONDS)
 
 
 def _too_large(version: Version, space: Space, kind: str) -> str:
