@@ -142,7 +142,8 @@ class Swapping:
         if deployment is None or deployment.versions.get(which[1]) is not version:
             del self._awaited[which]
             return math.inf
-        if not version.cold or (version.ready() and not deployment.kept_loaded):
+        has_come = bool(version.ready()) and not deployment.kept_loaded
+        if not version.cold or has_come or not _is_awaited(deployment, version):
             del self._awaited[which]
             return math.inf
         if not deployment.kept_loaded:
