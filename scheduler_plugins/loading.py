@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
 from daskinfer import protocol
-from scheduler_plugins.deployment import Replica, ReplicaState, Version
+from scheduler_plugins.deployment import Deployment, Replica, ReplicaState, Version
 from scheduler_plugins.guarding import guarded
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ class Loading:
     def __repr__(self) -> str:
         return f"<Loading for {self.plugin!r}>"
 
-    def load(
-        self, version: Version, replica: Replica, after: Collection[int] = ()
-    ) -> None:
-        """Have a worker load a version, after it has let go of others."""
+    def load(self, version: Version, replica: Replica) -> None:
+        """Have a worker load a version, once there is room for it."""
         deployment = self.plugin.registry.deployment(version.name)
         replica.asked = monotonic()
         message: protocol.LoadMessage = {
@@ -45,7 +43,7 @@ class Loading:
             "name": version.name,
             "version": version.version,
             "load": replica.load,
-            "after": sorted({*after, *self._leaving(replica.address)}),
+            "after": self._after(replica.address, deployment),
             "again": replica.since is not None,
             "active": deployment.active,
             "digest": version.digest,
@@ -59,10 +57,15 @@ class Loading:
         }
         self.plugin.scheduler.worker_send(replica.address, dict(message))
 
-    def _leaving(self, address: str) -> list[int]:
-        """What a worker with little room is to unload before."""
-        limited = self.plugin.registry.workers[address].room
-        return self.plugin.unloading.under_way(address) if limited else []
+    def _after(self, address: str, deployment: Deployment) -> list[int]:
+        """What a worker has to unload before, as it has no room for both."""
+        registry, unloading = self.plugin.registry, self.plugin.unloading
+        worker = registry.workers[address]
+        kind = deployment.kind(worker)
+        there = registry.memory.occupants(worker, kind)
+        taken = unloading.nbytes(address) + sum(v.nbytes for _, v, _ in there)
+        tight = taken > worker.room.get(kind, math.inf)
+        return unloading.under_way(address) if tight else []
 
     @guarded
     def warming(self, name: str, version: str, load: int, worker: str) -> None:

@@ -265,8 +265,7 @@ class Swapping:
         address = place.address
         replica = self.plugin.registry.memory.reload(version, address)
         self._survey = None
-        after = self.plugin.unloading.evictions(address)
-        self.plugin.loading.load(version, replica, after)
+        self.plugin.loading.load(version, replica)
         self.plugin.service.changed()
         return math.inf
 
@@ -277,7 +276,9 @@ class Swapping:
             found = self.plugin.registry.deployments[name].versions[version]
             self.plugin.registry.memory.evict(found, place.address)
             self.plugin.dispatcher.lines[name, version].devices.pop(place.address, None)
-            self.plugin.unloading.ask(place.address, name, version, keep=True)
+            self.plugin.unloading.ask(
+                place.address, name, version, tenant.nbytes, keep=True
+            )
             self._survey = None
 
     # What workers have

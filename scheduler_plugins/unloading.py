@@ -36,7 +36,7 @@ class Unloading:
         self._send = send
         self._numbers = count(1)
         self._asked: dict[int, str] = {}
-        self._evictions: set[int] = set()
+        self._nbytes: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Unloading: {len(self)}>"
@@ -44,10 +44,19 @@ class Unloading:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def ask(self, address: str, name: str, version: str, *, keep: bool = False) -> int:
+    def ask(
+        self,
+        address: str,
+        name: str,
+        version: str,
+        nbytes: int = 0,
+        *,
+        keep: bool = False,
+    ) -> int:
         """Tell a worker to let go of a version; return the number of the message.
 
-        What it shall ``keep`` makes room for others, and may be wanted again.
+        It has ``nbytes`` of the device's memory. What is to be kept makes room for
+        others, and may be wanted again.
         """
         number = next(self._numbers)
         message: protocol.UnloadMessage = {
@@ -59,36 +68,35 @@ class Unloading:
             "stimulus_id": f"daskinfer-unload-{name}-{version}",
         }
         self._asked[number] = address
-        if keep:
-            self._evictions.add(number)
+        self._nbytes[number] = nbytes
         self._send(address, dict(message))
         return number
 
     def ask_all(self, version: Version) -> list[int]:
         """Tell every worker that has a version, or loads it."""
+        cold = version.cold
         return [
-            self.ask(address, version.name, version.version)
-            for address in version.replicas
+            self.ask(a, version.name, version.version, version.nbytes * (a not in cold))
+            for a in version.replicas
         ]
 
     def ended(self, address: str, number: int) -> None:
         """A worker has let go of it."""
         if self._asked.get(number) == address:
-            del self._asked[number]
-            self._evictions.discard(number)
+            del self._asked[number], self._nbytes[number]
 
     def left(self, address: str) -> None:
         """A worker is gone, and all that it had."""
-        self._asked = {n: a for n, a in self._asked.items() if a != address}
-        self._evictions &= self._asked.keys()
-
-    def evictions(self, address: str) -> list[int]:
-        """What a worker was told to let go of for others, and has not yet."""
-        return sorted(n for n in self._evictions if self._asked[n] == address)
+        for number in self.under_way(address):
+            del self._asked[number], self._nbytes[number]
 
     def under_way(self, address: str) -> list[int]:
         """What a worker was told to let go of, and has not yet."""
         return sorted(n for n, a in self._asked.items() if a == address)
+
+    def nbytes(self, address: str) -> int:
+        """What it has not freed yet."""
+        return sum(self._nbytes[number] for number in self.under_way(address))
 
     def pending(self, numbers: Iterable[int]) -> list[str]:
         """Workers that have not answered these messages."""

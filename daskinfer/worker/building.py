@@ -44,6 +44,8 @@ class Builder:
     ----------
     weights
         Where those come from that are not in the message.
+    pressed
+        Set while the device's thread waits for a model: then none waits for room.
 
     Notes
     -----
@@ -53,6 +55,7 @@ class Builder:
 
     def __init__(self, worker: Worker, device: DeviceQueue, room: Room) -> None:
         self.weights = Weights(worker)
+        self.pressed = asyncio.Event()
         self._worker = worker
         self._device = device
         self._room = room
@@ -104,8 +107,7 @@ class Builder:
         if artifact["chunks"] is not None and artifact["weights"] is None:
             # They do not come with the rest.
             held = await self.weights.get(Chunks.from_message(artifact["chunks"]))
-        if after:
-            await asyncio.wait(after)
+        await self._wait_for(after)
         model = await self.in_thread(self._build, message, artifact, held)
         return model, protocol.DISK if held is not None and held.was_there else ""
 
@@ -124,8 +126,7 @@ class Builder:
         model
             It was parked.
         """
-        if after:
-            await asyncio.wait(after)
+        await self._wait_for(after)
         model.resources = self._resources(message, model.device)
         # Not on the device's thread, where another model may be waiting for this one.
         await self.in_thread(self._resume, model)
@@ -151,6 +152,18 @@ class Builder:
                 return timings
             if step is not None:
                 timings.append(step)
+
+    async def _wait_for(self, after: Collection[asyncio.Future[Any]]) -> None:
+        """Wait for memory, unless what has it waits for what is to be loaded."""
+        if not after:
+            return
+        pressed = asyncio.ensure_future(self.pressed.wait())
+        freed = asyncio.ensure_future(asyncio.wait(after))
+        try:
+            await asyncio.wait({pressed, freed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pressed.cancel()
+            freed.cancel()
 
     async def in_thread(self, function: Any, *args: Any) -> Any:
         """Run a function in the thread of what is loaded."""

@@ -128,14 +128,27 @@ class Loader:
         changed = threading.Event()
         future.add_done_callback(lambda _: changed.set())
         self._awaited.append(changed)
-        self._worker.loop.add_callback(self._unloader.give_way)
+        self._worker.loop.add_callback(self._press)
         try:
             while (found := self.find(name, version)) is None and not future.done():
                 changed.wait()
                 changed.clear()
         finally:
             self._awaited.remove(changed)
+            self._worker.loop.add_callback(self._press)
         return found
+
+    def _press(self) -> None:
+        """The device's thread waits for a model, or not any more.
+
+        Meanwhile nothing leaves that has batches, as one of them has the thread: what
+        is loaded must fit beside it.
+        """
+        if self._awaited:
+            self._unloader.give_way()
+            self._builder.pressed.set()
+        else:
+            self._builder.pressed.clear()
 
     def load(self, message: dict[str, Any]) -> None:
         """Begin to load what a :class:`~daskinfer.protocol.LoadMessage` asks for."""

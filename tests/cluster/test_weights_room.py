@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import dask
-import pytest
 import torch
 from distributed import Worker
 from distributed.utils_test import gen_cluster
@@ -267,7 +266,7 @@ def build_large(builder: Builder) -> Any:
     return Net(60_000)
 
 
-@pytest.mark.skip("the model that calls waits, and is waited for: this never ends")
+# Dask keeps the thread of a future's callbacks.
 @gen_cluster(
     client=True, nthreads=ONE_WORKER, config=RESTLESS, clean_kwargs={"threads": False}
 )

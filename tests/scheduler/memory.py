@@ -75,9 +75,8 @@ class Memory:
         for kept in (self.loaded, self.loads, self.leaving):
             del kept[address]  # type: ignore[attr-defined]
 
-    def load(
-        self, version: Version, replica: Replica, after: Collection[int] = ()
-    ) -> None:
+    def load(self, version: Version, replica: Replica) -> None:
+        after = self.unloading.under_way(replica.address)
         replica.asked = asyncio.get_running_loop().time()
         self.loads[replica.address].append((version.name, replica.load, after))
         self._work_at_once(replica.address)
