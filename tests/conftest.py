@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+if threading.current_thread() is threading.main_thread():
+    # What a shell starts in the background ignores it, and so would all processes here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Worker processes inherit these. Set before NumPy, torch and Dask are imported.
 os.environ["OMP_NUM_THREADS"] = "1"
