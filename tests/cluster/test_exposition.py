@@ -25,6 +25,7 @@ from tests.cluster.scheduling_helpers import (
     nothing_is_left,
     queued,
 )
+from tests.cluster.test_cached_batches import until_stored
 
 pytest.importorskip("prometheus_client")
 
@@ -324,6 +325,8 @@ async def test_results_that_are_computed_again_count_again(c, s, a):
 async def test_results_found_in_a_cache(c, s, a):
     model = await deploy(c, Probe(), max_batch_size=1, warmup=ONE, cache=CachePolicy())
     await model.submit(row(1))
+    # Until then others wait for it, rather than find it.
+    await until_stored(a)
     for _ in range(3):
         await model.submit(row(1))
     figures = await scrape(s)
