@@ -97,7 +97,8 @@ async def test_published_answers_outlive_their_client(c, s, a, b, way):
         mine = type(model)("m", client=other)
         future = ask(other, way, mine, ONE)
         # Dask publishes over another connection, which may be faster.
-        await until(lambda: future.key in s.tasks)
+        key = future.key
+        await until(lambda: key in s.tasks)
         await other.publish_dataset(answer=future)
         del future
     assert np.array_equal(await (await c.get_dataset("answer")), 2 * ONE)
