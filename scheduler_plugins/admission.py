@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from scheduler_plugins.line import LaneKey
@@ -67,30 +67,33 @@ class Admission:
                 return allowed
         return self._satisfying(key.constraint, ready)
 
-    def allowed(self, request: Request, ready: list[DeviceLoad]) -> list[DeviceLoad]:
-        """The devices that a request may use, wherever it has failed."""
-        return self._satisfying(cast("Constraint", request.constraint), ready)
+    def workers(self, lane: Lane, addresses: Iterable[str]) -> list[str]:
+        """The workers that a lane may go to; where it has failed only if no others."""
+        key, addresses = cast(LaneKey, lane.key), list(addresses)
+        fresh = [address for address in addresses if address not in key.tried]
+        return self._admitting(key.constraint, fresh) or self._admitting(
+            key.constraint, addresses
+        )
+
+    def allowed(self, request: Request, addresses: list[str]) -> list[str]:
+        """The workers that a request may go to, wherever it has failed."""
+        return self._admitting(cast("Constraint", request.constraint), addresses)
 
     def _satisfying(
         self, constraint: Constraint, ready: list[DeviceLoad]
     ) -> list[DeviceLoad]:
         if constraint.anywhere:
             return ready
-        allowed = [d for d in ready if self._tasks.admits(constraint, d.name)]
-        if not allowed and constraint.preferred_only:
-            return [
-                d for d in ready if self._tasks.declares(d.name, constraint.resources)
-            ]
-        return allowed
+        allowed = self._admitting(constraint, [device.name for device in ready])
+        return [device for device in ready if device.name in allowed]
 
-    def reaches(self, lane: Lane, addresses: Collection[str]) -> list[str]:
-        """The workers that a lane may go to; where it has failed only if no others."""
-        key = cast(LaneKey, lane.key)
-        allowed = [a for a in addresses if self._tasks.admits(key.constraint, a)]
-        if not allowed and key.constraint.preferred_only:
-            resources = key.constraint.resources
-            allowed = [a for a in addresses if self._tasks.declares(a, resources)]
-        return [a for a in allowed if a not in key.tried] or allowed
+    def _admitting(self, constraint: Constraint, addresses: list[str]) -> list[str]:
+        if constraint.anywhere:
+            return addresses
+        allowed = [a for a in addresses if self._tasks.admits(constraint, a)]
+        if allowed or not constraint.preferred_only:
+            return allowed
+        return [a for a in addresses if self._tasks.declares(a, constraint.resources)]
 
     def transfer(self, head: Request) -> Callable[[DeviceLoad], float] | None:
         """Seconds that moving a request's inputs to a device takes; None: no time."""

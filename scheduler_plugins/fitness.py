@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 from scheduler_plugins.batching import Send
 from scheduler_plugins.line import LaneKey
-from scheduler_plugins.load import DeviceLoad
 
 if TYPE_CHECKING:
     from scheduler_plugins.admission import Admission
     from scheduler_plugins.line import Line
-    from scheduler_plugins.load import Link
+    from scheduler_plugins.load import DeviceLoad, Link
     from scheduler_plugins.queueing import Lane
     from scheduler_plugins.reserving import Reservations
 
@@ -95,19 +94,18 @@ class Fitness:
                     reserved.keep(lane, [device], now, self._link)
         return None
 
-    def others(self, line: Line, running: Collection[str]) -> list[DeviceLoad]:
-        """The devices that may serve the requests of a version, sooner or later.
+    def others(self, line: Line, running: Collection[str]) -> list[str]:
+        """The workers that may serve the requests of a version, sooner or later.
 
         Also those whose breakers are not closed: nobody would try them if all who
-        could wait behind a device that does not answer; and those of workers that would
-        have to load it first. The version itself may have been replaced.
+        could wait behind a device that does not answer; and those that would have to
+        load it first. The version itself may have been replaced.
         """
         serving = [other for other in self._lines if other.name == line.name]
         found = line if line in serving or not serving else serving[-1]
-        cold = [DeviceLoad(address, found.device_class) for address in found.cold]
         stuck = {device.name for device in self.stuck}
         return [
-            device
-            for device in (*found.devices.values(), *cold)
-            if device.name in running and device.name not in stuck
+            address
+            for address in (*found.devices, *found.cold)
+            if address in running and address not in stuck
         ]

@@ -273,7 +273,7 @@ class Supervision:
         """
         address, has_begun = batch.device.name, batch.is_running
         others = self._fitness.others(batch.line, running)
-        others = [other for other in others if other.name != address]
+        others = [other for other in others if other != address]
         moving = [
             request
             for request in batch.requests.values()

@@ -218,7 +218,7 @@ class Swapping:
             if line.health.admits(address) or address in on_trial
             if address not in stuck
         ]
-        allowed = dispatcher.admission.reaches(lane, cold)
+        allowed = dispatcher.admission.workers(lane, cold)
         if not allowed or any(device.takes_more() for device in serving):
             return math.inf
         if serving:
@@ -226,7 +226,7 @@ class Swapping:
             busy += line.waiting_seconds() / len(serving)
             if busy < load_seconds(version):
                 return math.inf
-        loading = dispatcher.admission.reaches(lane, _loading(version))
+        loading = dispatcher.admission.workers(lane, _loading(version))
         return self._load_one(
             deployment, version, allowed, now, loading, urgent=not serving
         )
@@ -279,7 +279,7 @@ class Swapping:
             self.plugin.unloading.ask(
                 place.address, name, version, tenant.nbytes, keep=True
             )
-            self._survey = None
+        self._survey = None
 
     # What workers have
 
