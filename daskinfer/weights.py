@@ -1,4 +1,4 @@
-"""What can be known of a version's weights, over all workers."""
+"""What can be known of a version's weights, and what is said of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dask.utils import format_bytes
 
+from daskinfer.device.registry import has_own_memory
 from daskinfer.wording import counted
 
 _SOURCES = {"host": "from host memory", "disk": "from disk", "": "from elsewhere"}
@@ -63,3 +64,43 @@ evicted 4 times
         if self.evictions:
             told.append(f"evicted {counted(self.evictions, 'time')}")
         return "; ".join(told)
+
+
+def too_large(
+    name: str,
+    version: str,
+    nbytes: int,
+    room: float,
+    kind: str,
+    address: str,
+    *,
+    memory: str = "the memory",
+    kept: int = 0,
+) -> str:
+    """Why a model is refused on a worker, with the numbers.
+
+    Parameters
+    ----------
+    name, version, nbytes
+        The model, and the bytes that it takes.
+    room, kind, address
+        The bytes that models may take, on which kind of device, and where.
+    memory
+        What to call the device.
+    kept
+        Bytes of those that others have for good.
+
+    Examples
+    --------
+    >>> about = "big", "1", 3 * 2**30, 2**30, "npu", "tcp://w:1"
+    >>> print(too_large(*about, memory="npu:0"))
+    'big' '1' takes 3.00 GiB, and models may take 1.00 GiB of npu:0 of tcp://w:1: \
+raise daskinfer.weights.device, or deploy it to workers with more memory
+    """
+    setting = "device" if has_own_memory(kind) else "host"
+    others = f", of which {format_bytes(kept)} are kept for others" if kept else ""
+    return (
+        f"{name!r} {version!r} takes {format_bytes(nbytes)}, and models may take "
+        f"{format_bytes(int(room))} of {memory} of {address}{others}: raise "
+        f"daskinfer.weights.{setting}, or deploy it to workers with more memory"
+    )

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from dask.utils import format_bytes
 from distributed.metrics import monotonic
 
 from daskinfer import config
 from daskinfer.exceptions import ModelTooLarge
 from daskinfer.failure import dump_failure
+from daskinfer.weights import too_large
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
 from scheduler_plugins.room import Place, Space, find_place, never_fits
 from scheduler_plugins.survey import Survey, load_seconds
@@ -327,11 +327,5 @@ def _under_way_until(version: Version, loading: Iterable[str]) -> float:
 
 def _too_large(version: Version, space: Space, kind: str) -> str:
     kept = sum(tenant.nbytes for tenant in space.tenants if tenant.is_fixed)
-    others = f", of which {format_bytes(kept)} are kept for others" if kept else ""
-    setting = "host" if kind == "cpu" else "device"
-    return (
-        f"{version.name!r} {version.version!r} takes {format_bytes(version.nbytes)}, "
-        f"and models may take {format_bytes(int(space.nbytes))} of the memory of "
-        f"{space.address}{others}: raise daskinfer.weights.{setting}, or deploy it to "
-        "workers with more memory"
-    )
+    about = version.name, version.version, version.nbytes
+    return too_large(*about, space.nbytes, kind, space.address, kept=kept)

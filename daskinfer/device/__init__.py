@@ -23,7 +23,12 @@ from daskinfer.device.host import (
 )
 from daskinfer.device.loading import load_torch
 from daskinfer.device.npu import NpuDevice
-from daskinfer.device.registry import detect, open_device, parse_device
+from daskinfer.device.registry import (
+    detect,
+    has_own_memory,
+    open_device,
+    parse_device,
+)
 
 __all__ = [
     "RESOURCE_NAMES",
@@ -36,6 +41,7 @@ __all__ = [
     "HostDevice",
     "NpuDevice",
     "detect",
+    "has_own_memory",
     "host_devices",
     "host_report",
     "load_torch",

@@ -120,6 +120,8 @@ class Device(ABC):
     ----------
     kind : str
         ``"npu"``, ``"cuda"`` or ``"cpu"``.
+    has_own_memory : bool
+        Whether models there take other memory than that of the process.
     torch_device : torch.device
         Where tensors and models live.
     name : str
@@ -129,6 +131,7 @@ class Device(ABC):
     """
 
     kind: ClassVar[str]
+    has_own_memory: ClassVar[bool] = True
     torch_device: torch.device
     name: str
     device_class: str

@@ -32,6 +32,7 @@ class CpuDevice(Device):
     """
 
     kind: ClassVar[str] = "cpu"
+    has_own_memory: ClassVar[bool] = False
 
     def __init__(self, index: int = 0) -> None:
         torch = load_torch()

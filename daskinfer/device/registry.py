@@ -38,6 +38,17 @@ def _report(
         return BackendReport(backend.kind, 0, reason)
 
 
+def has_own_memory(kind: str) -> bool:
+    """Whether models on this kind of device take other memory than the process's.
+
+    Examples
+    --------
+    >>> has_own_memory("npu"), has_own_memory("cpu")
+    (True, False)
+    """
+    return next(backend for backend in BACKENDS if backend.kind == kind).has_own_memory
+
+
 def parse_device(spec: str) -> tuple[str, int | None]:
     """Split a device's name into kind and index.
 

@@ -108,8 +108,8 @@ class ResidentModel:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether its device is the CPU."""
-        return self.device.kind == "cpu"
+        """Whether it takes the process's own memory."""
+        return not self.device.has_own_memory
 
     # Off the device and back
 

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dask.utils import format_bytes
-
 from daskinfer import config
-from daskinfer.device import RESOURCE_NAMES, open_device
+from daskinfer.device import RESOURCE_NAMES, has_own_memory, open_device
 from daskinfer.exceptions import ModelTooLarge
+from daskinfer.weights import too_large
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -47,7 +46,7 @@ class Room:
 
     def on(self, device: Device) -> int | None:
         """Bytes of a device's memory; None: any number. From any thread."""
-        if device.kind == "cpu":
+        if not device.has_own_memory:
             return self.host
         if isinstance(self._device, float):
             return int(self._device * device.memory()[1])
@@ -76,7 +75,7 @@ class Room:
         return found
 
     def _of_kind(self, kind: str, declared: Mapping[str, float]) -> int | None:
-        if kind == "cpu":
+        if not has_own_memory(kind):
             return self.host
         if not isinstance(self._device, float):
             return self._device
@@ -96,11 +95,7 @@ class Room:
         room = self.on(device)
         if room is None or nbytes <= room:
             return None
-        key, where = "device", str(device.torch_device)
-        if device.kind == "cpu":
-            key, where = "host", "the memory"
-        return ModelTooLarge(
-            f"{name!r} {version!r} takes {format_bytes(nbytes)}, and models may take "
-            f"{format_bytes(room)} of {where} of {self._worker.address}: raise "
-            f"daskinfer.weights.{key}, or deploy it to workers with more memory"
-        )
+        about = name, version, nbytes, room, device.kind, self._worker.address
+        if not device.has_own_memory:
+            return ModelTooLarge(too_large(*about))
+        return ModelTooLarge(too_large(*about, memory=str(device.torch_device)))
