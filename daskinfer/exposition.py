@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import dask.config
 from distributed.http.prometheus import PrometheusCollector
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
 
 logger = logging.getLogger("distributed.inference.exposition")
+
+_Family = TypeVar("_Family", "CounterMetricFamily", "GaugeMetricFamily")
 
 #: The values of the labels, and the figure.
 Samples: TypeAlias = "Iterable[tuple[tuple[str, ...], float]]"
@@ -99,9 +101,7 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import CounterMetricFamily
 
         family = CounterMetricFamily(self.name(name), text, labels=labels)
-        for values, figure in samples:
-            family.add_metric(values, figure)
-        return family
+        return _filled(family, samples)
 
     def gauge(
         self, name: str, text: str, labels: Sequence[str], samples: Samples
@@ -110,9 +110,7 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import GaugeMetricFamily
 
         family = GaugeMetricFamily(self.name(name), text, labels=labels)
-        for values, figure in samples:
-            family.add_metric(values, figure)
-        return family
+        return _filled(family, samples)
 
     def histogram(
         self,
@@ -132,3 +130,9 @@ class Collector(PrometheusCollector):
             ]
             family.add_metric(values, buckets, found.total)
         return family
+
+
+def _filled(family: _Family, samples: Samples) -> _Family:
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
