@@ -84,7 +84,7 @@ class Admission:
     ) -> list[DeviceLoad]:
         if constraint.anywhere:
             return ready
-        allowed = self._admitting(constraint, [device.name for device in ready])
+        allowed = set(self._admitting(constraint, [device.name for device in ready]))
         return [device for device in ready if device.name in allowed]
 
     def _admitting(self, constraint: Constraint, addresses: list[str]) -> list[str]:

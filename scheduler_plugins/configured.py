@@ -58,8 +58,7 @@ class Configured:
         for name in entries:
             self.problems[str(name)] = "it is about to be deployed"
         if entries:
-            background = self.plugin.scheduler._ongoing_background_tasks
-            background.call_soon(self._deploy_all, dict(entries))
+            self.plugin.tasks.in_background(self._deploy_all, dict(entries))
 
     async def _deploy_all(self, entries: dict[object, object]) -> None:
         for name, entry in entries.items():

@@ -17,9 +17,10 @@ from distributed.metrics import time
 from tornado.routing import PathMatches
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, WorkerState
+    from distributed.scheduler import Scheduler
 
     from scheduler_plugins.inference import InferencePlugin
+    from scheduler_plugins.taskstate import Observed
 
 #: A route that every scheduler has.
 _KNOWN = "/health$"
@@ -113,8 +114,9 @@ async def status_of(plugin: InferencePlugin) -> dict[str, Any]:
             if answer["status"] == "OK"  # else it was undeployed meanwhile
         },
         "workers": {
-            address: _worker(plugin, state)
-            for address, state in sorted(plugin.scheduler.workers.items())
+            address: _worker(plugin, address, found)
+            for address in sorted(plugin.tasks.workers())
+            if (found := plugin.tasks.observed(address)) is not None
         },
         "queue": {
             "waiting": sum(lines.waiting(name) for name in told),
@@ -125,19 +127,19 @@ async def status_of(plugin: InferencePlugin) -> dict[str, Any]:
     }
 
 
-def _worker(plugin: InferencePlugin, state: WorkerState) -> dict[str, Any]:
-    facts = plugin.registry.workers.get(state.address)
+def _worker(plugin: InferencePlugin, address: str, found: Observed) -> dict[str, Any]:
+    facts = plugin.registry.workers.get(address)
     told = {
-        "name": str(state.name),
-        "status": state.status.name,
-        "resources": dict(state.resources),
+        "name": found.name,
+        "status": found.status,
+        "resources": found.resources,
         "devices": {},
         "reasons": {},
         "broken": None,
         "telemetry": {
-            kind: state.metrics[kind]
+            kind: found.metrics[kind]
             for kind in ("npu", "gpu")
-            if isinstance(state.metrics.get(kind), dict)
+            if isinstance(found.metrics.get(kind), dict)
         },
     }
     if facts is not None:

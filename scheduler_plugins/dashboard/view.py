@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.status import DeploymentStatus, LatencyPercentiles, WorkerStatus
-from scheduler_plugins.describing import Descriptions
 from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.statistics import Statistics
 
@@ -213,7 +212,7 @@ def _best_size(line: Line) -> int | None:
 def status(plugin: InferencePlugin, name: str) -> DeploymentStatus | None:
     """What :meth:`Model.status` tells, caches aside; None if it is not deployed."""
     deployment = plugin.registry.deployments.get(name)
-    return None if deployment is None else Descriptions(plugin).snapshot(deployment)
+    return None if deployment is None else plugin.descriptions.snapshot(deployment)
 
 
 def workers(plugin: InferencePlugin, found: DeploymentStatus) -> list[WorkerRow]:
@@ -224,17 +223,16 @@ def workers(plugin: InferencePlugin, found: DeploymentStatus) -> list[WorkerRow]
 
 
 def _worker(plugin: InferencePlugin, worker: WorkerStatus) -> WorkerRow:
-    ws = plugin.scheduler.workers.get(worker.address)
-    if ws is None:
+    found = plugin.tasks.observed(worker.address)
+    if found is None:
         return WorkerRow(worker)
     kind = _METRICS.get((worker.device or "").split(":")[0], "")
-    metrics: Mapping[str, Any] = ws.metrics.get(kind) or {}
+    metrics: Mapping[str, Any] = found.metrics.get(kind) or {}
     used = metrics.get("memory-used")
     if used is None:
-        used = ws.metrics.get("memory", 0.0)
-        return WorkerRow(worker, used, ws.memory_limit or None)
-    extra: Mapping[str, Any] = ws.extra.get(kind) or {}
-    total = metrics.get("memory-total") or extra.get("memory-total")
+        used = found.metrics.get("memory", 0.0)
+        return WorkerRow(worker, used, found.memory_limit or None)
+    total = metrics.get("memory-total")
     percent = metrics.get("utilization")
     utilization = None if percent is None else percent / 100
     return WorkerRow(worker, used, total, "device", utilization)

@@ -25,7 +25,7 @@ Everything here runs on the scheduler's event loop.
 from __future__ import annotations
 
 from scheduler_plugins.taskstate.arriving import PARKED_AT, NewTask
-from scheduler_plugins.taskstate.facts import FastTask
+from scheduler_plugins.taskstate.facts import FastTask, Observed
 from scheduler_plugins.taskstate.requests import TaskStates
 
-__all__ = ["PARKED_AT", "FastTask", "NewTask", "TaskStates"]
+__all__ = ["PARKED_AT", "FastTask", "NewTask", "Observed", "TaskStates"]

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from dask.typing import Key
 from distributed.core import Status
@@ -19,6 +26,21 @@ if TYPE_CHECKING:
     from scheduler_plugins.constraint import Constraint
 
 _T = TypeVar("_T")
+
+
+class Observed(NamedTuple):
+    """What a worker has told of itself, as Dask knows it.
+
+    ``metrics`` are those of its last heartbeat. It may use ``memory_limit`` bytes; 0:
+    any number.
+    """
+
+    name: str
+    status: str
+    resources: dict[str, float]
+    metrics: Mapping[str, Any]
+    memory_limit: int
+
 
 #: How many tasks are looked at for what a request's inputs come of.
 _UPSTREAM = 1000
@@ -252,6 +274,22 @@ class Facts:
     def workers(self) -> set[str]:
         """Addresses of all workers of the cluster."""
         return set(self.scheduler.workers)
+
+    def observed(self, address: str) -> Observed | None:
+        """What a worker has told of itself; None if it is gone."""
+        ws = self.scheduler.workers.get(address)
+        if ws is None:
+            return None
+        resources = dict(ws.resources)
+        return Observed(
+            str(ws.name), ws.status.name, resources, ws.metrics, ws.memory_limit
+        )
+
+    def in_background(
+        self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any
+    ) -> None:
+        """Begin something that ends with the scheduler at the latest."""
+        self.scheduler._ongoing_background_tasks.call_soon(function, *args)
 
     def has_worker(self, address: str) -> bool:
         """Whether a worker is part of the cluster."""

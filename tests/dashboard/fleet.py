@@ -60,9 +60,12 @@ class Fleet:
             server_id=address,
             scheduler=self.scheduler,
         )
-        ws.extra["npu"] = {"name": "Ascend910B1", "memory-total": 64 * GIB}
         ws.metrics["memory"] = GIB
-        ws.metrics["npu"] = {"memory-used": 0, "utilization": 0}
+        ws.metrics["npu"] = {
+            "memory-used": 0,
+            "memory-total": 64 * GIB,
+            "utilization": 0,
+        }
         self.scheduler.workers[address] = ws
         self.scheduler.running.add(ws)
         self.plugin.registry.join(WorkerFacts(address, {"npu": KIND}, {}, {}))

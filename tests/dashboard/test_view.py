@@ -157,7 +157,8 @@ async def test_workers_that_need_attention_come_first(fleet: Fleet) -> None:
 async def test_memory_is_the_devices_where_that_is_known(fleet: Fleet) -> None:
     one, other = fleet.addresses
     workers = fleet.scheduler.workers
-    workers[one].metrics["npu"] = {"memory-used": 3 * GIB, "utilization": 40}
+    told = {"memory-used": 3 * GIB, "memory-total": 64 * GIB, "utilization": 40}
+    workers[one].metrics["npu"] = told
     # As before anything was loaded on it.
     workers[other].metrics["npu"] = {"memory-used": None, "utilization": None}
     workers[other].metrics["memory"] = 5 * GIB
