@@ -27,6 +27,8 @@ def cluster(n_workers: int, nannies: bool = False) -> Iterator[Client]:
     Each worker has one thread; with ``nannies`` one that dies is started again.
     Everything is gone when the block ends.
     """
+    # Dask reads nothing of what they log, and a pipe that is full holds them up.
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     with (
         TemporaryDirectory() as folder,
         SubprocessCluster(
