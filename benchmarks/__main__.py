@@ -70,10 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         report = as_json(machine, results, options.smoke)
         options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    measured = [ratio for ratios in results.values() for ratio in ratios]
-    if options.smoke:
-        return int(any(ratio.grossly_missed for ratio in measured))
-    return int(not all(ratio.ok for ratio in measured))
+    missed = [
+        ratio
+        for ratios in results.values()
+        for ratio in ratios
+        if (ratio.grossly_missed if options.smoke else not ratio.ok)
+    ]
+    for ratio in missed:
+        console.print(f"missed: {ratio.name}: {ratio.measured:.2f}, {ratio.bar}")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
