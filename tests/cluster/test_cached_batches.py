@@ -15,6 +15,7 @@ import daskinfer
 from daskinfer import CachePolicy, TierPolicy, payload
 from daskinfer.cache import gate
 from daskinfer.worker.result_cache import ResultCache
+from tests.cluster.cache_helpers import cache_of, caches, until_stored
 from tests.cluster.helpers import PATIENCE, Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, nothing_is_left
 from tests.cluster.test_result_cache import (
@@ -30,22 +31,6 @@ ALONE = [("127.0.0.1", 1)]
 PAIR = [("127.0.0.1", 1)] * 2
 WAYS: list[Callable[..., Any]] = [by_handle, by_client]
 both_ways = pytest.mark.parametrize("send", WAYS)
-
-
-def caches(worker: Worker) -> Any:
-    runtime: Any = worker.plugins["daskinfer-runtime"]
-    return runtime.caches
-
-
-def cache_of(worker: Worker) -> ResultCache:
-    (cache,) = caches(worker)._caches.values()
-    return cache  # type: ignore[no-any-return]
-
-
-async def until_stored(worker: Worker, entries: int = 1) -> None:
-    cache = cache_of(worker)
-    await until(lambda: len(cache._tiers.digests()) == entries)
-    await until(lambda: not len(cache.pending))
 
 
 class Block:

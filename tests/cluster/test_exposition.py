@@ -16,6 +16,7 @@ from daskinfer import RetryPolicy
 from daskinfer.caching import CachePolicy
 from scheduler_plugins.outcomes import FAILURES
 from scheduler_plugins.placement import Placement
+from tests.cluster.cache_helpers import until_stored
 from tests.cluster.helpers import Probe, linear, until
 from tests.cluster.http_helpers import Scrape, ask, scrape
 from tests.cluster.scheduling_helpers import (
@@ -25,7 +26,6 @@ from tests.cluster.scheduling_helpers import (
     nothing_is_left,
     queued,
 )
-from tests.cluster.test_cached_batches import until_stored
 
 pytest.importorskip("prometheus_client")
 

@@ -19,6 +19,7 @@ from daskinfer import BatchPolicy, CachePolicy
 from daskinfer.cache import gate
 from daskinfer.status import DeploymentStatus
 from daskinfer.worker import caching
+from tests.cluster.cache_helpers import until_stored
 from tests.cluster.helpers import Local, Probe, linear, until
 
 ONE = [("", 1)]
@@ -96,6 +97,7 @@ def test_an_equal_request_is_not_computed_again(send: Any) -> None:
         first = send(client, model, x)
         expected = await first
         assert not (await daskinfer.info(first)).cached
+        await until_stored(worker)
         second = send(client, model, x.copy())
         assert same(await second, expected)
         assert (await daskinfer.info(second)).cached

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Nanny, wait
+from distributed import Nanny, Status, wait
 from distributed.utils_test import gen_cluster
 
 import daskinfer
@@ -219,6 +219,16 @@ def endless() -> Any:
     return answer
 
 
+def all_are_there(scheduler: Any, *nannies: Nanny) -> bool:
+    """Whether no process is about to be replaced, and each serves the model."""
+    dispatcher = engine(scheduler).dispatcher
+    return (
+        not dispatcher.fitness.stuck
+        and len(dispatcher.lines["m", "1"].devices) == len(nannies)
+        and all(nanny.status is Status.running for nanny in nannies)
+    )
+
+
 @gen_cluster(
     client=True,
     nthreads=TWO_WORKERS,
@@ -237,12 +247,14 @@ async def test_an_input_that_never_ends_costs_processes_but_no_answers(c, s, a, 
         else:
             assert np.array_equal(await future, row(i + 1))
     # Each of them has run it, and is there again.
-    await until(lambda: len(engine(s).dispatcher.lines["m", "1"].devices) == 2)
+    await until(lambda: all_are_there(s, a, b))
     again = model.map([row(i) for i in range(20, 40)])
     for i, future in enumerate(again):
         assert np.array_equal(await future, row(i + 21))
     del futures, future, again
     await nothing_is_left(s)
+    # A Nanny that is closed while it starts a process leaves that behind.
+    await until(lambda: all_are_there(s, a, b))
 
 
 @gen_cluster(client=True, nthreads=[])
