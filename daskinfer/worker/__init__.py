@@ -20,6 +20,8 @@
     what requests bring, unpickled and completed
 ``device_queue``
     the thread that models run on, one thing at a time
+``threads``
+    functions on threads that keep nothing of them
 ``execution``
     a batch through a model: joined, padded, run, divided
 ``hollow``

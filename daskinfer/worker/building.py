@@ -11,8 +11,8 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 from daskinfer import config, protocol
 from daskinfer.artifact.building import MODULE
 from daskinfer.device import RESOURCE_NAMES
-from daskinfer.failure import contain
 from daskinfer.worker.execution import Call
+from daskinfer.worker.threads import run_on
 from daskinfer.worker.weights import Weights
 
 if TYPE_CHECKING:
@@ -167,10 +167,7 @@ class Builder:
 
     async def in_thread(self, function: Any, *args: Any) -> Any:
         """Run a function in the thread of what is loaded."""
-        loop = asyncio.get_running_loop()
-        return await self._until_ended(
-            loop.run_in_executor(self._thread, contain, function, *args)
-        )
+        return await self._until_ended(run_on(self._thread, function, *args))
 
     async def _until_ended(self, running: asyncio.Future[Any]) -> Any:
         """Wait for a thread, even if the load is called off meanwhile."""

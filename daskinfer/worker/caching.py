@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ from daskinfer.caching import CachePolicy
 from daskinfer.failure import contain
 from daskinfer.worker.pending import Pending
 from daskinfer.worker.result_cache import ResultCache, ids
+from daskinfer.worker.threads import run_on
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -129,11 +129,11 @@ class Caches:
 
     async def look_up(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function on the thread of look-ups."""
-        return await _run(self._finder, function, *args)
+        return await run_on(self._finder, function, *args)
 
     async def store(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function on the thread of what is stored."""
-        return await _run(self._keeper, function, *args)
+        return await run_on(self._keeper, function, *args)
 
     def in_background(
         self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any
@@ -272,10 +272,3 @@ def _put_all(
     ]
     cache.stored(results.keys() - set(refused))
     return refused
-
-
-async def _run(
-    threads: ThreadPoolExecutor, function: Callable[..., Any], *args: Any
-) -> Any:
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(threads, contain, function, *args)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 from distributed.worker import _worker_cvar
 
-from daskinfer.failure import contain
 from daskinfer.worker.resources import ResourceAccount
+from daskinfer.worker.threads import run_on
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -111,10 +111,7 @@ class DeviceQueue:
         self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._thread, contain, _as_worker, self._worker, function, *args
-        )
+        return await run_on(self._thread, _as_worker, self._worker, function, *args)
 
 
 def _as_worker(worker: Worker, function: Callable[..., Any], *args: Any) -> Any:

@@ -444,6 +444,7 @@ def test_a_device_without_memory_for_what_comes_back(
 ) -> None:
     @gen_cluster(client=True, nthreads=ONE_WORKER)
     async def test(c: Any, s: Any, a: Any) -> None:
+        before = allocated()
         model = await deploy(c, two_layers())
         expected = await model.submit(X)
         hand = Hand(s, a)
@@ -453,6 +454,10 @@ def test_a_device_without_memory_for_what_comes_back(
             await until(lambda: hand.heard[-1][0] == "parked")
         assert NO_MEMORY in answer["failure"]["exception_text"]
         assert (answer["nbytes"], answer["source"], answer["broken"]) == (0, "", "")
+        del answer
+        hand._answers.clear()
+        gc.collect()
+        assert allocated() == before
         # It is not on the host any more either.
         assert hand.heard[-2:] == [("loaded", "m"), ("parked", "m", False)]
         assert (await hand.loaded("m"))["source"] == protocol.DISK
