@@ -74,8 +74,9 @@ class Page:
         self.until(lambda: self.driver.execute_script(_IS_SHOWN))
 
     def leave(self) -> None:
-        """Close what is open."""
+        """Close what is open, and forget what the browser has said of it."""
         self.driver.get("about:blank")
+        self.complaints()
 
     def columns(self, source: str) -> dict[str, list[Any]]:
         """What a source holds, by its name, as the browser has it."""
@@ -118,7 +119,7 @@ class Page:
         return found
 
     def complaints(self) -> list[str]:
-        """What the browser has logged as errors."""
+        """What the browser has logged as errors since it was asked last."""
         log = self.driver.get_log("browser")
         return [entry["message"] for entry in log if entry["level"] == "SEVERE"]
 

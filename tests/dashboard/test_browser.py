@@ -60,10 +60,12 @@ def cluster(page: Page, workers: int, **scheduler_kwargs: Any) -> Iterator[Clien
         ) as made,
         Client(made) as client,
     ):
-        yield client
-        assert page.complaints() == []
-        # Before what serves it ends, which would be one.
-        page.leave()
+        try:
+            yield client
+            assert page.complaints() == []
+        finally:
+            # Before what serves it ends, which would be one.
+            page.leave()
 
 
 def address(client: Client, path: str = "inference", prefix: str = "") -> str:
@@ -138,9 +140,14 @@ def test_under_load_it_shows_what_the_plugin_knows(page: Page) -> None:
             page.until(lambda: len(page.columns("requests")["at"]) > 20)
             page.picture("four-workers")
         status = model.status()
-        table = settled(page, "deployments", requests=[0, status.requests])
+        table = settled(
+            page,
+            "deployments",
+            requests=[0, status.requests],
+            successes=[0, status.successes],
+            waiting=[0, 0],
+        )
         assert table["name"] == ["bert", "resnet50"]
-        settled(page, "deployments", successes=[0, status.successes], waiting=[0, 0])
         assert table["p99"][1] == pytest.approx(1e3 * status.latency.p99)
         assert f"{status.successes:,}" in page.until(
             lambda: page.text("deployments-table")
