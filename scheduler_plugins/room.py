@@ -134,6 +134,24 @@ def find_place(
     return until if best is None else best[1]
 
 
+def soonest(spaces: Iterable[Space], nbytes: int, turn: float) -> str | None:
+    """Find the worker where there is room first, if nobody else comes meanwhile.
+
+    Parameters
+    ----------
+    spaces, nbytes, turn
+        As for :func:`find_place`; the request can go nowhere else.
+
+    Returns
+    -------
+    str or None
+        Its address; None if there will be room on none.
+    """
+    fitting = [space for space in spaces if not never_fits(space, nbytes)]
+    found = min(fitting, key=lambda s: _room_at(s, nbytes, turn), default=None)
+    return None if found is None else found.address
+
+
 def never_fits(space: Space, nbytes: int) -> bool:
     """Whether a model finds no room, even if all leave that can."""
     fixed = sum(tenant.nbytes for tenant in space.tenants if tenant.is_fixed)
@@ -161,6 +179,19 @@ def _leaving(
         if missing <= 0:
             return _needed(leaving, -missing)
     return until
+
+
+def _room_at(space: Space, nbytes: int, turn: float) -> float:
+    """When enough may go; infinite if that is not known, as some are being loaded."""
+    missing, at = nbytes - space.free, -math.inf
+    going = (
+        (_may_go_at(t, turn, True), t.nbytes) for t in space.tenants if not t.is_fixed
+    )
+    for may_go_at, freed in sorted(going):
+        if missing <= 0:
+            break
+        missing, at = missing - freed, may_go_at
+    return at
 
 
 def _may_go_at(tenant: Tenant, turn: float, urgent: bool) -> float:

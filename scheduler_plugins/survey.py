@@ -24,7 +24,7 @@ _LOAD_SECONDS = 1.0
 class Survey:
     """Finds out once who has what, for many questions about that.
 
-    To be made anew when something has changed.
+    To be made anew when something has changed, but for what one worker has.
 
     Parameters
     ----------
@@ -45,6 +45,7 @@ class Survey:
         self._there: defaultdict[
             tuple[str, str], list[tuple[Deployment, Version, Replica]]
         ] = defaultdict(list)
+        self._spaces: dict[tuple[str, str], Space] = {}
         for occupant in registry.memory.all_occupants(registry.workers):
             deployment, _, replica = occupant
             kind = deployment.kind(registry.workers[replica.address])
@@ -53,6 +54,15 @@ class Survey:
     def __repr__(self) -> str:
         return f"<Survey of {len(self._there)} devices>"
 
+    def changed(self, address: str) -> None:
+        """A worker has other versions than before."""
+        worker = self._registry.workers[address]
+        # Where there is no limit, it does not matter who is there.
+        for kind in worker.room:
+            self._spaces.pop((address, kind), None)
+            found = self._registry.memory.occupants(worker, kind)
+            self._there[address, kind] = list(found)
+
     def spaces(
         self, deployment: Deployment, version: Version, addresses: Iterable[str]
     ) -> list[Space]:
@@ -60,21 +70,35 @@ class Survey:
         workers = self._registry.workers
         # The active one needs nobody beside it.
         wanting = None if version.version == deployment.active else deployment
-        return [
-            replace(
-                self.space(address, deployment.kind(workers[address]), wanting),
-                has_parked=version.replicas[address].is_parked,
-            )
-            for address in sorted(addresses)
-        ]
+        found = []
+        for address in sorted(addresses):
+            space = self.space(address, deployment.kind(workers[address]), wanting)
+            if version.replicas[address].is_parked:
+                space = replace(space, has_parked=True)
+            found.append(space)
+        return found
 
     def space(
         self, address: str, kind: str, wanting: Deployment | None = None
     ) -> Space:
         """What a worker has on its device of a kind, for a deployment that wants it."""
-        tenants = tuple(
-            self._tenant(*occupant, wanting) for occupant in self._there[address, kind]
-        )
+        there = self._there.get((address, kind), ())
+        if any(deployment is wanting for deployment, _, _ in there):
+            return self._space(address, kind, there, wanting)
+        found = self._spaces.get((address, kind))
+        if found is None:
+            found = self._space(address, kind, there, None)
+            self._spaces[address, kind] = found
+        return found
+
+    def _space(
+        self,
+        address: str,
+        kind: str,
+        there: Iterable[tuple[Deployment, Version, Replica]],
+        wanting: Deployment | None,
+    ) -> Space:
+        tenants = tuple(self._tenant(*occupant, wanting) for occupant in there)
         room = self._registry.workers[address].room.get(kind, math.inf)
         return Space(address, room, tenants)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, cast
 
 from distributed.metrics import monotonic
 
@@ -14,8 +13,10 @@ from daskinfer import config
 from daskinfer.exceptions import ModelTooLarge
 from daskinfer.failure import dump_failure
 from daskinfer.weights import too_large
+from scheduler_plugins.claims import Claims
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
-from scheduler_plugins.room import Place, Space, find_place, never_fits
+from scheduler_plugins.looking import Looks, or_never
+from scheduler_plugins.room import Place, Space, find_place, never_fits, soonest
 from scheduler_plugins.survey import Survey, load_seconds
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ _LANES = 32
 #: Times as long as expected that a load may take before another worker begins one, and
 #: seconds that it may take in any case.
 _PATIENCE, _LEAST_PATIENCE = 10, 10.0
-#: Seconds between two looks for room, for one version. Looking takes a while, and what
-#: has changed meanwhile is seen then.
-_PAUSE = 0.02
+#: Seconds between two looks for room, for one version, and how many may look in vain
+#: in that time: where there are more, each looks less often. Looking takes a while,
+#: and what has changed meanwhile is seen then.
+_PAUSE, _LOOKS = 0.02, 8
 
 
 class Swapping:
@@ -58,8 +60,8 @@ class Swapping:
         self._turn = config.seconds("weights.turn") or 0.0
         self._awaited: dict[tuple[str, str], Version] = {}
         self._crowded: set[str] = set()
-        self._next: WeakKeyDictionary[Line, float] = WeakKeyDictionary()
-        self._look_at = 0.0
+        self._first_looks, self._looks = (Looks(_PAUSE, _LOOKS) for _ in range(2))
+        self._claims = Claims()
         self._survey: Survey | None = None
 
     def __repr__(self) -> str:
@@ -105,17 +107,13 @@ class Swapping:
         self._survey = None
         until = math.inf
         for address in list(self._crowded):
-            until = min(until, _or_never(self._relieve, address, now))
-        if self._awaited and now < self._look_at:
-            until = min(until, self._look_at)
-        elif self._awaited:
-            self._look_at = now + _PAUSE
-            for version in list(self._awaited.values()):
-                until = min(until, _or_never(self._first_load, version, now))
-        for line in busy:
-            if line.cold:
-                until = min(until, _or_never(self._asked_for, line, now))
-        return until
+            until = min(until, or_never(self._relieve, address, now))
+        cold = {(line.name, line.version): line for line in busy if line.cold}
+        return min(
+            until,
+            self._first_looks.take(self._awaited, self._first_load, now),
+            self._looks.take(cold, self._asked_for, now),
+        )
 
     def _relieve(self, address: str, now: float) -> float:
         """Have others leave a worker whose models take too much; or ask again."""
@@ -181,8 +179,6 @@ class Swapping:
 
     def _asked_for(self, line: Line, now: float) -> float:
         """See to a version that has requests waiting."""
-        if now < self._next.get(line, 0.0):
-            return self._next[line]
         deployment = self.plugin.registry.deployments[line.name]
         version = deployment.versions[line.version]
         until = math.inf
@@ -193,8 +189,6 @@ class Swapping:
                 seen.add((key.constraint, key.tried))
                 found = self._load_for(lane, line, deployment, version, now)
                 until = min(until, found)
-        if until < math.inf:
-            self._next[line] = now + _PAUSE
         return until
 
     def _load_for(
@@ -252,19 +246,31 @@ class Swapping:
         )
         if now < until:
             return until
-        spaces = self._look().spaces(deployment, version, addresses)
-        for space in spaces:
-            kind = deployment.kind(self.plugin.registry.workers[space.address])
-            never = never_fits(space, version.nbytes)
+        workers, nbytes = self.plugin.registry.workers, version.nbytes
+        which = version.name, version.version
+        served = self.plugin.dispatcher.lines[which].served
+        spaces, claimed = [], False
+        for space in self._look().spaces(deployment, version, addresses):
+            kind = deployment.kind(workers[space.address])
+            never = never_fits(space, nbytes)
             told = _too_large(version, space, kind) if never else None
             version.replicas[space.address].reason = told
-        place = find_place(spaces, version.nbytes, now, self._turn, urgent=urgent)
+            if self._claims.admits(which, served, (space.address, kind), now):
+                spaces.append(space)
+            else:
+                claimed = True
+        place = find_place(spaces, nbytes, now, self._turn, urgent=urgent)
         if not isinstance(place, Place):
-            return place
+            next_one = soonest(spaces, nbytes, self._turn) if urgent else None
+            if next_one is not None:
+                device = next_one, deployment.kind(workers[next_one])
+                self._claims.claim(which, served, device, now + self._looks.pause)
+            return min(place, now + self._turn) if claimed else place
+        self._claims.drop(which)
         self._make_room(place)
         address = place.address
         replica = self.plugin.registry.memory.reload(version, address)
-        self._survey = None
+        self._look().changed(address)
         self.plugin.loading.load(version, replica)
         self.plugin.service.changed()
         return math.inf
@@ -279,7 +285,7 @@ class Swapping:
             self.plugin.unloading.ask(
                 place.address, name, version, tenant.nbytes, keep=True
             )
-        self._survey = None
+        self._look().changed(place.address)
 
     # What workers have
 
@@ -290,15 +296,6 @@ class Swapping:
             batches = dispatcher.running.batches.values()
             self._survey = Survey(self.plugin.registry, dispatcher.lines, batches)
         return self._survey
-
-
-def _or_never(look: Callable[[Any, float], float], what: Any, now: float) -> float:
-    """See to something, and go on with others if that fails."""
-    try:
-        return look(what, now)
-    except Exception:
-        logger.exception("%r cannot be loaded", what)
-        return math.inf
 
 
 def _is_awaited(deployment: Deployment, version: Version) -> bool:

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugins.room import Place, Space, Tenant, find_place, never_fits
+from scheduler_plugins.room import Place, Space, Tenant, find_place, never_fits, soonest
 
 TURN = 5.0
 NOW = 100.0
@@ -162,3 +162,32 @@ def test_a_model_never_fits_where_it_would_not_if_all_left_that_can(space, nbyte
     ]
     found = find(Space(space.address, space.nbytes, tuple(idle)), nbytes=nbytes)
     assert isinstance(found, Place) is not never_fits(space, nbytes)
+
+
+def claimed(*spaces, nbytes=80):
+    return soonest(spaces, nbytes, TURN)
+
+
+def test_it_waits_where_all_that_must_go_may_go_first():
+    one = [tenant(since=97.0, wanted_until=math.inf) for _ in range(2)]
+    early = tenant(since=90.0, wanted_until=math.inf)
+    late = tenant(since=99.0, wanted_until=math.inf)
+    spaces = [Space("a", 80, (early, late)), Space("b", 80, tuple(one))]
+    assert claimed(*spaces) == "b"
+    # Where one is enough, only that counts.
+    assert claimed(*spaces, nbytes=40) == "a"
+
+
+def test_it_waits_for_those_that_are_being_loaded_only_where_it_must():
+    loading = tenant(since=math.inf, wanted_until=math.inf)
+    busy = tenant(since=99.0, wanted_until=math.inf)
+    spaces = [Space("a", 80, (busy, loading)), Space("b", 80, (busy, busy))]
+    assert claimed(*spaces) == "b"
+    assert claimed(spaces[0]) == "a"
+
+
+def test_it_waits_nowhere_where_it_never_fits():
+    fixed = Space("a", 80, (tenant(is_fixed=True), tenant()))
+    small = Space("b", 70)
+    assert claimed(fixed, small) is None
+    assert claimed() is None

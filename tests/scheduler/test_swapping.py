@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
 from daskinfer.policy import BatchPolicy
+from scheduler_plugins import swapping
 from scheduler_plugins.constraint import ANYWHERE, Constraint
 from scheduler_plugins.request import Request
+from scheduler_plugins.room import Place
 from tests.scheduler.bench import settle
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.tasks import ENDED
@@ -80,32 +83,116 @@ async def test_nobody_waits_behind_who_insists_on_another_worker() -> None:
     assert has_ended(cluster, second)
 
 
-@pytest.mark.xfail(reason="the room of one that leaves goes to who fits", strict=True)
-def test_small_ones_do_not_keep_a_large_one_out() -> None:
-    @on_loop
-    async def test() -> None:
-        cluster = cluster_of("abcdX", 2, A)
+async def ask(cluster: Cluster, seconds: float, names: str, *workers: str) -> None:
+    """Have so many requests wait, for a while, that nobody runs out of them."""
+    for _ in range(round(seconds / 0.05)):
+        for name in names:
+            while cluster.dispatcher.lines[name, "1"].queue.count < 10:
+                submit(cluster, name)
+        await asyncio.sleep(0.05)
+        await work(cluster, answering=workers)
 
-        async def ask(seconds: float, names: str) -> None:
-            for _ in range(round(seconds / 0.05)):
-                for name in names:
-                    while cluster.dispatcher.lines[name, "1"].queue.count < 10:
-                        submit(cluster, name)
-                await asyncio.sleep(0.05)
-                await work(cluster, answering=(A,))
 
-        for name in "abcd":
-            cluster.deploy(name)
-            await work(cluster)
-        await asyncio.sleep(1)
-        # One comes after the other.
-        await ask(0.25, "a")
-        await ask(0.25, "ab")
-        cluster.deploy("X")
-        cluster.registry.version("X").nbytes = 2
+@on_loop
+async def test_small_ones_do_not_keep_a_large_one_out() -> None:
+    cluster = cluster_of("abcdX", 2, A)
+    for name in "abcd":
+        cluster.deploy(name)
+        await work(cluster)
+    await asyncio.sleep(1)
+    # One comes after the other.
+    await ask(cluster, 0.25, "a", A)
+    await ask(cluster, 0.25, "ab", A)
+    cluster.deploy("X")
+    cluster.registry.version("X").nbytes = 2
+    large = submit(cluster, "X")
+    # Five turns.
+    await ask(cluster, 2.5, "abcd", A)
+    assert has_ended(cluster, large)
+
+
+@on_loop
+async def test_a_large_one_takes_turns_with_small_ones_on_several_workers() -> None:
+    small = "abcdefgh"
+    cluster = cluster_of(f"{small}X", 2, A, B)
+    for name in small:
+        cluster.deploy(name)
+        await work(cluster)
+    await asyncio.sleep(1)
+    for number in range(len(small)):
+        await ask(cluster, 0.1, small[: number + 1], A, B)
+    cluster.deploy("X")
+    cluster.registry.version("X").nbytes = 2
+    loads = []
+    load = cluster.memory.load
+    cluster.memory.load = lambda v, r: loads.append(v.name) or load(v, r)
+    for _ in range(3):
         large = submit(cluster, "X")
-        # Five turns.
-        await ask(2.5, "abcd")
+        await ask(cluster, 2.5, small, A, B)
         assert has_ended(cluster, large)
+    # Nor does it keep them out.
+    assert set(loads) == {*small, "X"}
+    before = {n: cluster.dispatcher.lines[n, "1"].served for n in small}
+    await ask(cluster, 4, small, A, B)
+    for name in small:
+        assert cluster.dispatcher.lines[name, "1"].served > before[name], name
 
-    test()
+
+@on_loop
+async def test_what_a_large_one_waited_for_is_free_when_it_gives_up() -> None:
+    cluster = cluster_of("abX", 2, A)
+    for name in "ab":
+        cluster.deploy(name)
+        await work(cluster)
+    cluster.deploy("X")
+    cluster.registry.version("X").nbytes = 2
+    submit(cluster, "X")
+    await ask(cluster, 0.1, "ab")
+    cluster.undeploy("X")
+    await work(cluster)
+    assert set(cluster.memory.loaded[A]) == {"a", "b"}
+    cluster.kinds["c"], cluster.limits["c"] = "cpu", None
+    cluster.policies["c"] = BatchPolicy(max_batch_size=1)
+    cluster.deploy("c")
+    # As soon as one has had its turn.
+    await ask(cluster, 0.6, "abc", A)
+    assert "c" in cluster.memory.loaded[A]
+
+
+@on_loop
+async def test_few_look_for_room_at_a_time_however_many_wait() -> None:
+    names = [f"m{number}" for number in range(60)]
+    cluster = Cluster(
+        dict.fromkeys(names, "cpu"),
+        dict.fromkeys(names, BatchPolicy(max_batch_size=1)),
+        dict.fromkeys(names, None),
+        room=1,
+    )
+    for address in (A, B):
+        cluster.join(address)
+    for name in names:
+        cluster.deploy(name)
+    await work(cluster)
+    looks: list[int] = []
+    check, find = cluster.memory.swapping.check, swapping.find_place
+
+    def checked(busy: Any, now: float) -> float:
+        looks.append(0)
+        return check(busy, now)
+
+    def found(*args: Any, **kwargs: Any) -> Any:
+        place = find(*args, **kwargs)
+        looks[-1] += not isinstance(place, Place)
+        return place
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster.memory.swapping, "check", checked)
+        patch.setattr(swapping, "find_place", found)
+        waiting = [submit(cluster, name) for name in names]
+        # Each gets its turn, two at a time.
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            await work(cluster, answering=(A, B))
+    assert all(has_ended(cluster, key) for key in waiting)
+    # Those that have requests, and those that were never loaded.
+    assert max(looks) == 2 * swapping._LOOKS
