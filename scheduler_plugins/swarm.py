@@ -111,10 +111,11 @@ class Swarm:
     def failed(self, worker: str, chunk: int, source: str) -> None:
         """A worker could not get a chunk, or got it damaged."""
         self._stalled.discard(worker)
-        if self._coming.get(worker, {}).get(chunk) == source:
-            self._ended(worker, chunk)
-            if source != ORIGIN:
-                self._avoided[worker].add(source)
+        # It may have been told of another source since: busy with this one, it did not
+        # ask that, and says nothing more of this chunk.
+        self._ended(worker, chunk)
+        if source != ORIGIN and worker in self._avoided:
+            self._avoided[worker].add(source)
 
     def stalled(self, worker: str) -> None:
         """A worker should have said something by now.

@@ -165,3 +165,17 @@ def test_nobody_counts_on_a_worker_that_says_nothing() -> None:
     swarm.got("a", 0)  # it was slow only
     swarm.wants("d")
     assert swarm.decide() == [("d", 0, "a")]
+
+
+def test_a_chunk_that_another_source_did_not_give_is_asked_for_again() -> None:
+    """A worker that is still busy with the first does not ask the second."""
+    swarm = Swarm(1)
+    for peer in ("a", "b"):
+        swarm.wants(peer, 1)
+    swarm.wants("w")
+    (first,) = swarm.decide()
+    swarm.wants("w")  # it begins anew, and is told of another source
+    (second,) = swarm.decide()
+    assert {first.source, second.source} == {"a", "b"}
+    swarm.failed("w", 0, first.source)
+    assert [t.source for t in swarm.decide()] == [second.source]
