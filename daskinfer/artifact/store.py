@@ -217,6 +217,23 @@ class Store:
         except BlockingIOError:
             return None
 
+    def wait(self, chunks: Chunks) -> None:
+        """Wait as long as another process writes to weights that it has begun.
+
+        Raises
+        ------
+        OSError
+            If the file system has no locks.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self._partial(chunks), flags)
+            try:
+                # Those who wait do not wait for each other.
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            finally:
+                os.close(descriptor)
+
     def last_written(self, chunks: Chunks) -> float | None:
         """When another process last wrote to weights that it has begun."""
         try:

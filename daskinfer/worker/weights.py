@@ -20,6 +20,7 @@ from daskinfer.artifact.partial import FilePartial, MemoryPartial
 from daskinfer.artifact.store import Held, Store
 from daskinfer.transport import read
 from daskinfer.worker.download import Download, as_bytes, to_its_end
+from daskinfer.worker.elsewhere import Elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.weights")
 
-#: Seconds between looks at what another process of the host fetches.
-_POLL = 0.05
 _FOLDER = "daskinfer-artifacts"
 
 
@@ -93,17 +92,20 @@ class Weights:
             return await self._download(None, MemoryPartial(chunks))
 
     async def _from_disk(self, store: Store, chunks: Chunks) -> Held:
-        waited = _Patience(config.given_seconds("artifacts.timeout"))
+        elsewhere = Elsewhere(
+            partial(store.wait, chunks),
+            partial(store.last_written, chunks),
+            config.given_seconds("artifacts.timeout"),
+        )
         while True:
             held: Held | None = await self._in_thread(store.open, chunks)
             if held is not None:
                 self._tell_has(chunks)
                 return held
-            alone = waited.is_over(store.last_written(chunks), monotonic())
-            gathered = await self._begin(store, chunks, alone)
+            gathered = await self._begin(store, chunks, elsewhere.stands_still())
             if gathered is not None:
                 return await self._download(store, gathered)
-            await asyncio.sleep(_POLL)
+            await elsewhere.lets_go()
 
     async def _begin(
         self, store: Store, chunks: Chunks, alone: bool
@@ -227,21 +229,6 @@ class Weights:
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         loop = asyncio.get_running_loop()
         return await to_its_end(loop.run_in_executor(self._thread, function, *args))
-
-
-class _Patience:
-    """How long to wait for another process, as long as that gets on."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._seen: float | None = None
-        self._since: float | None = None
-
-    def is_over(self, written: float | None, now: float) -> bool:
-        """Whether it has not written for too long, though it has begun."""
-        if written is None or written != self._seen or self._since is None:
-            self._seen, self._since = written, now
-        return now - self._since > self._seconds
 
 
 def _in_memory(gathered: FilePartial) -> MemoryPartial:

@@ -9,6 +9,7 @@ import random
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -221,6 +222,29 @@ def test_one_that_does_not_wait_writes_its_own(store: Store) -> None:
     assert held.memory == again.memory == weights_of(0)
     assert held.is_unchanged()
     assert names(store) == [file_of(store, 0).name]
+
+
+@pytest.mark.parametrize("ends", ["finished", "abandoned"])
+def test_others_wait_until_one_has_written_or_gives_up(store: Store, ends: str) -> None:
+    store.wait(chunks_of(0))  # at once: nobody has begun
+    partial = begin(store, 0)
+    others = [Store(store.directory, 2**30) for _ in range(3)]
+    with ThreadPoolExecutor(len(others)) as threads:
+        waits = [threads.submit(other.wait, chunks_of(0)) for other in others]
+        waiting = wait(waits, timeout=0.1).not_done
+        fill(partial, 0)
+        if ends == "finished":
+            held = store.finish(partial)
+        else:
+            partial.abandon()
+        assert waiting == set(waits)
+        assert not wait(waits, timeout=30).not_done
+        assert all(waited.result() is None for waited in waits)
+    if ends == "finished":
+        # That it is in use does not keep them.
+        assert get(others[0], 0) == bytes(held.memory)
+    else:
+        assert begin(others[0], 0).whole == set(range(16))
 
 
 def test_leftovers_are_looked_through(store: Store) -> None:
