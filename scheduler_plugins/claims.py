@@ -5,16 +5,20 @@ Pure: claims and the time in, who may look for room out.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from scheduler_plugins.room import Which
+from typing import NamedTuple, Protocol
 
 #: A worker's address, and a kind of device.
 _Device = tuple[str, str]
 
 
+class _Claimant(Protocol):
+    name: str
+    version: str
+    served: float
+
+
 class _Claim(NamedTuple):
-    which: Which
+    which: tuple[str, str]
     served: float
     until: float
 
@@ -22,20 +26,18 @@ class _Claim(NamedTuple):
 class Claims:
     """Keeps small models from taking, one by one, the room that a large one needs.
 
-    Those who must go for it stay until all of them may go, so that no memory lies idle
-    meanwhile. Only the places where some have gone before are not given to others,
-    unless these were given less device time.
+    Those who must go for it stay, and answer, until all of them may go. Meanwhile
+    nobody else comes in there, unless it was given less device time.
 
     Examples
     --------
+    >>> from types import SimpleNamespace as Line
+    >>> large = Line(name="large", version="1", served=0.5)
+    >>> small = Line(name="small", version="1", served=0.7)
     >>> claims = Claims()
-    >>> claims.claim(("large", "1"), 0.5, ("tcp://w:1", "npu"), until=10.0)
-    >>> claims.admits(("small", "1"), 0.7, ("tcp://w:1", "npu"), now=9.0)
-    False
-    >>> claims.admits(("small", "1"), 0.3, ("tcp://w:1", "npu"), now=9.0)
-    True
-    >>> claims.admits(("small", "1"), 0.7, ("tcp://w:1", "npu"), now=10.0)
-    True
+    >>> claims.claim(large, ("tcp://w:1", "npu"), until=10.0)
+    >>> [claims.admits(small, ("tcp://w:1", "npu"), now) for now in (9.0, 10.0)]
+    [False, True]
     """
 
     def __init__(self) -> None:
@@ -44,23 +46,27 @@ class Claims:
     def __repr__(self) -> str:
         return f"<Claims to {len(self._claims)} devices>"
 
-    def claim(self, which: Which, served: float, device: _Device, until: float) -> None:
-        """A version that was given so much device time is the next on a device.
+    def claim(self, line: _Claimant, device: _Device, until: float) -> None:
+        """A version is the next on a device.
 
         It claims that again before ``until``, or does not need it any more.
         """
-        self._claims[device] = _Claim(which, served, until)
+        self._claims[device] = _Claim((line.name, line.version), line.served, until)
 
-    def drop(self, which: Which) -> None:
+    def drop(self, line: _Claimant) -> None:
         """A version has got room."""
         for device, claim in list(self._claims.items()):
-            if claim.which == which:
+            if claim.which == (line.name, line.version):
                 del self._claims[device]
 
-    def admits(self, which: Which, served: float, device: _Device, now: float) -> bool:
+    def admits(self, line: _Claimant, device: _Device, now: float) -> bool:
         """Whether a version may take room on a device."""
         claim = self._claims.get(device)
         if claim is not None and claim.until <= now:
             del self._claims[device]
             claim = None
-        return claim is None or claim.which == which or served < claim.served
+        return (
+            claim is None
+            or claim.which == (line.name, line.version)
+            or line.served < claim.served
+        )

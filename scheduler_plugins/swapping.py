@@ -246,27 +246,26 @@ class Swapping:
         )
         if now < until:
             return until
-        workers, nbytes = self.plugin.registry.workers, version.nbytes
-        which = version.name, version.version
-        served = self.plugin.dispatcher.lines[which].served
-        spaces, claimed = [], False
-        for space in self._look().spaces(deployment, version, addresses):
-            kind = deployment.kind(workers[space.address])
-            never = never_fits(space, nbytes)
+        line = self.plugin.dispatcher.lines[version.name, version.version]
+        known = self._look().spaces(deployment, version, addresses)
+        spaces = []
+        for space in known:
+            kind = deployment.kind(self.plugin.registry.workers[space.address])
+            never = never_fits(space, version.nbytes)
             told = _too_large(version, space, kind) if never else None
             version.replicas[space.address].reason = told
-            if self._claims.admits(which, served, (space.address, kind), now):
+            if self._claims.admits(line, (space.address, kind), now):
                 spaces.append(space)
-            else:
-                claimed = True
-        place = find_place(spaces, nbytes, now, self._turn, urgent=urgent)
+        place = find_place(spaces, version.nbytes, now, self._turn, urgent=urgent)
         if not isinstance(place, Place):
-            next_one = soonest(spaces, nbytes, self._turn) if urgent else None
-            if next_one is not None:
-                device = next_one, deployment.kind(workers[next_one])
-                self._claims.claim(which, served, device, now + self._looks.pause)
-            return min(place, now + self._turn) if claimed else place
-        self._claims.drop(which)
+            claimed = soonest(spaces, version.nbytes, self._turn) if urgent else None
+            if claimed is not None:
+                kind = deployment.kind(self.plugin.registry.workers[claimed])
+                pause = max(self._first_looks.pause, self._looks.pause)
+                self._claims.claim(line, (claimed, kind), now + pause)
+            # Who has a claim to the others may give it up.
+            return place if spaces == known else min(place, now + self._turn)
+        self._claims.drop(line)
         self._make_room(place)
         address = place.address
         replica = self.plugin.registry.memory.reload(version, address)
