@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 RUN := OMP_NUM_THREADS=1 $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main test-npu lint format docs chaos soak bench torch-npu wheel clean
+.PHONY: help demo test test-main test-npu test-tls lint format docs chaos soak bench torch-npu wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,10 +39,13 @@ $(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS)
 demo: $(VENV)/demo.stamp  ## classify 1,797 digits on a local cluster
 	$(BIN)/python -m daskinfer.demo
 
-test: test-npu test-main  ## all tests
+test: test-npu test-tls test-main  ## all tests
 
 test-main: $(VENV)/dev.stamp  ## all tests but those on the simulated NPU
 	$(RUN) -m pytest -m "not slow" $(if $(PARALLEL),-n $(PARALLEL) --dist loadfile) $(PYTEST_ARGS)
+
+test-tls: $(VENV)/dev.stamp  ## a tenth of the tests of clusters, over TLS
+	DASKINFER_TEST_TLS=tenth $(RUN) -m pytest -m "not slow" tests/cluster $(PYTEST_ARGS)
 
 # In a process of its own: a process has one accelerator back-end for its life.
 test-npu: $(VENV)/dev.stamp  ## the tests on the simulated NPU
@@ -67,7 +70,8 @@ bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
 	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS) --pace $(PACE)
 
-soak: $(VENV)/dev.stamp  ## see that nothing is kept of what fails, or is undeployed
+soak: $(VENV)/dev.stamp  ## all over TLS; nothing is kept of what fails or is undeployed
+	DASKINFER_TEST_TLS=all $(RUN) -m pytest -m "not slow" tests/cluster $(PYTEST_ARGS)
 	$(RUN) -m tests.soak --count $(COUNT)
 	$(RUN) -m tests.soak.cycles --count $(CYCLES)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import encrypted
+
 if threading.current_thread() is threading.main_thread():
     # What a shell starts in the background ignores it, and so would all processes here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,8 +26,11 @@ os.environ["DASK_DISTRIBUTED__WORKER__VALIDATE"] = "True"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # No test finds the weights of an earlier run.
 os.environ["DASK_DASKINFER__ARTIFACTS__DIRECTORY"] = tempfile.mkdtemp()
+made_here = [os.environ["DASK_DASKINFER__ARTIFACTS__DIRECTORY"]]
+if encrypted.tenths():
+    made_here.append(str(encrypted.encrypt()))
 
-import dask.config
+import dask.config  # noqa: E402
 
 dask.config.refresh()
 
@@ -41,11 +46,11 @@ __all__ = ["cleanup", "daskinfer", "loop", "loop_in_thread"]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def artifacts_are_removed() -> Iterator[None]:
-    """Leave no weights behind."""
+def directories_are_removed() -> Iterator[None]:
+    """Leave no weights and no certificates behind."""
     yield
-    directory = os.environ["DASK_DASKINFER__ARTIFACTS__DIRECTORY"]
-    shutil.rmtree(directory, ignore_errors=True)
+    for directory in made_here:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import dask
 import torch
 from distributed.utils_test import async_poll_for
 
 #: Generous: only a test that fails waits that long.
 PATIENCE = 30
+#: What addresses begin with: ``tls://`` where the tests are run over TLS.
+SCHEME = dask.config.get("distributed.comm.default-scheme") + "://"
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from distributed.utils_test import captured_logger, gen_cluster, poll_for
 
 import daskinfer
 from scheduler_plugins import dask_setup
-from tests.cluster.helpers import until
+from tests.cluster.helpers import SCHEME, until
 from tests.cluster.http_helpers import is_ready
 from tests.cluster.scheduling_helpers import engine
 
@@ -197,7 +197,7 @@ def readiness(port: int) -> tuple[int, str]:
 @pytest.mark.process
 def test_a_scheduler_that_is_restarted(start: Start, loop: Any) -> None:
     port, http_port = free_port(), free_port()
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"{SCHEME}127.0.0.1:{port}"
 
     def start_scheduler() -> subprocess.Popen[bytes]:
         return start(

@@ -15,7 +15,7 @@ from distributed import Nanny, Scheduler, Status
 from distributed.utils_test import gen_cluster
 
 from daskinfer import Model
-from tests.cluster.helpers import until
+from tests.cluster.helpers import SCHEME, until
 from tests.cluster.scheduling_helpers import deploy, engine, nothing_is_left
 
 pytestmark = pytest.mark.process
@@ -62,7 +62,7 @@ class Network:
     async def up(self) -> AsyncIterator[None]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        self.address = f"tcp://{host}:{port}"
+        self.address = f"{SCHEME}{host}:{port}"
         try:
             yield
         finally:
@@ -89,7 +89,7 @@ class Network:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         await self._whole.wait()
-        host, port = self._scheduler.address.removeprefix("tcp://").split(":")
+        host, port = self._scheduler.address.removeprefix(SCHEME).split(":")
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         both = {writer, far_writer}
         self._writers |= both

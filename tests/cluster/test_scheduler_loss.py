@@ -27,6 +27,7 @@ from daskinfer import (
     UnknownDeployment,
 )
 from daskinfer.loss import until_lost
+from tests.cluster.helpers import SCHEME
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +57,7 @@ def start_cluster(start: Start, port: int) -> tuple[Any, Any]:
     host = ("--host", "127.0.0.1", "--port", str(port))
     options = (*host, "--dashboard-address", ":0", "--no-dashboard")
     scheduler = start("scheduler", *options)
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"{SCHEME}127.0.0.1:{port}"
     worker = start("worker", address, "--no-nanny", "--no-dashboard")
     return scheduler, worker
 
@@ -100,7 +101,7 @@ def test_calls_say_that_the_scheduler_is_lost_and_can_be_made_again(
 ) -> None:
     gate = tmp_path / "gate"
     port = open_port()
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"{SCHEME}127.0.0.1:{port}"
     scheduler, worker = start_cluster(start, port)
     x = np.ones((1, 2))
     with (
@@ -202,7 +203,7 @@ def test_what_is_cached_is_not_computed_again_when_a_map_is_sent_again(
         return Counter(int(value) for value in found if value != "gate")
 
     port = open_port()
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"{SCHEME}127.0.0.1:{port}"
     scheduler, worker = start_cluster(start, port)
     with Client(address, timeout=PATIENCE, loop=loop) as client:
         model = deploy(client)

@@ -12,7 +12,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import NoReadyWorker, RetryPolicy, WorkerLost
-from tests.cluster.helpers import Probe, until
+from tests.cluster.helpers import SCHEME, Probe, until
 from tests.cluster.scheduling_helpers import (
     ONE,
     deploy,
@@ -73,7 +73,7 @@ async def test_a_deadly_input_dies_alone(c, s, a, b, way):
     error = await futures[13].exception()
     assert isinstance(error, WorkerLost) and isinstance(error, KilledWorker)
     assert (error.key, error.name, error.version) == (futures[13].key, "m", "1")
-    assert error.worker.startswith("tcp://")
+    assert error.worker.startswith(SCHEME)
     # The bound that is documented. Where its batch had begun although the answer of
     # the one before was still on its way, that one is charged, and it is a bystander.
     # It may have been alone from the start.
