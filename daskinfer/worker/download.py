@@ -146,7 +146,8 @@ class Download:
 
     def _look(self) -> None:
         complete = len(self.gathered.whole) == len(self.gathered.chunks)
-        if complete and not self._ended.done():
+        # One that has just been written in a thread is still to be told of.
+        if complete and not self._transfers and not self._ended.done():
             self._ended.set_result(None)
 
 
