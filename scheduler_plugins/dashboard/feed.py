@@ -15,6 +15,7 @@ from scheduler_plugins.dashboard.view import DeploymentRow, WorkerRow
 
 if TYPE_CHECKING:
     from daskinfer.cache.totals import CacheStatus
+    from scheduler_plugins.curve import Curve
     from scheduler_plugins.inference import InferencePlugin
 
 
@@ -76,6 +77,10 @@ class Feed:
         if name not in self._statuses:
             self._statuses[name] = view.status(self.plugin, name)
         return self._statuses[name]
+
+    def learned(self, name: str, device_class: str) -> Curve | None:
+        """What batches of its active version take on a class of devices."""
+        return view.learned(self.plugin, name, device_class)
 
     def workers(self, name: str) -> list[WorkerRow]:
         """Its workers, those that need attention first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bokeh.models import LogTicker, NumeralTickFormatter, Range1d
 from distributed.dashboard.utils import update
@@ -18,16 +18,23 @@ from scheduler_plugins.dashboard.style import (
     plot,
 )
 
-__all__ = ["Throughput"]
+if TYPE_CHECKING:
+    from scheduler_plugins.curve import Curve
+
+__all__ = ["Throughput", "along"]
 
 _NOTHING = "No batch size is measured so far"
 _COLORS = (BLUE, GREEN, ORANGE)
+#: Pieces in which a curve is drawn, besides those between its own points.
+_STEPS = 16
 
 
 class Throughput(Component):
     """Rows per second of one device by batch size, and the size that is best.
 
-    One line for each class of device that serves the active version.
+    One line for each class of device that serves the active version: what the engine
+    goes by, with the best size on it. The points are the measurements that it was
+    learned from, of which single ones may be off.
     """
 
     name = "throughput"
@@ -36,7 +43,7 @@ class Throughput(Component):
     def build(self, **kwargs: Any) -> None:
         """Make the plot."""
         self.source = self.empty(
-            "rows", "rate", "milliseconds", "measurements", "device", "color", "best"
+            "rows", "rate", "milliseconds", "measurements", "device", "color"
         )
         self.curves = self.empty("rows", "rates", "device", "color")
         self.curves.name = "throughput-curves"
@@ -97,21 +104,19 @@ class Throughput(Component):
             color = _COLORS[number % len(_COLORS)]
             measured = [row for row in found.latency[kind] if row[0] and row[1]]
             for rows, seconds, count in measured:
-                is_best = rows == _nearest(measured, found.best_batch_size[kind])
-                cells = (
-                    *(rows, rows / seconds, 1e3 * seconds),
-                    *(count, kind, color, is_best),
-                )
+                cells = rows, rows / seconds, 1e3 * seconds, count, kind, color
                 for name, cell in zip(points, cells, strict=True):
                     points[name].append(cell)
-                if is_best:
-                    best["rows"].append(rows)
-                    best["rate"].append(rows / seconds)
-            if measured:
-                curves["rows"].append([rows for rows, _, _ in measured])
-                curves["rates"].append([rows / s for rows, s, _ in measured])
+            curve = self.feed.learned(self.selector.name, kind) if measured else None
+            if curve is not None:
+                size = found.best_batch_size[kind]
+                sizes = along(curve, size)
+                curves["rows"].append(sizes)
+                curves["rates"].append([rows / curve.at(rows) for rows in sizes])
                 curves["device"].append(kind)
                 curves["color"].append(color)
+                best["rows"].append(size)
+                best["rate"].append(size / curve.at(size))
         self.root.title.text = self.title if points["rows"] else _NOTHING
         self.sizes.end = 1.1 * max([2, *points["rows"]])
         update(self.source, points)
@@ -119,6 +124,18 @@ class Throughput(Component):
         update(self.best, best)
 
 
-def _nearest(measured: list[tuple[int, float, int]], size: int) -> int:
-    """The measured size that stands for another: means are no whole sizes."""
-    return min((rows for rows, _, _ in measured), key=lambda rows: abs(rows - size))
+def along(curve: Curve, size: int) -> list[float]:
+    """Batch sizes at which to draw a curve: where it bends, between, and at one size.
+
+    It is straight in seconds, and so is not in rows per second.
+
+    Examples
+    --------
+    >>> from scheduler_plugins.curve import Curve
+    >>> sizes = along(Curve([1, 16], [0.010, 0.025]), 12)
+    >>> sizes[0], sizes[-1], 12 in sizes, len(sizes)
+    (1, 16, True, 18)
+    """
+    first, last = min(curve.rows[0], size), max(curve.rows[-1], size)
+    between = (first * (last / first) ** (i / _STEPS) for i in range(1, _STEPS))
+    return sorted({*curve.rows, *between, size})

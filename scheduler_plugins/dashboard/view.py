@@ -15,6 +15,7 @@ from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
+    from scheduler_plugins.curve import Curve
     from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.inference import InferencePlugin
     from scheduler_plugins.line import Line
@@ -213,6 +214,15 @@ def status(plugin: InferencePlugin, name: str) -> DeploymentStatus | None:
     """What :meth:`Model.status` tells, caches aside; None if it is not deployed."""
     deployment = plugin.registry.deployments.get(name)
     return None if deployment is None else plugin.descriptions.snapshot(deployment)
+
+
+def learned(plugin: InferencePlugin, name: str, device_class: str) -> Curve | None:
+    """What batches of the active version take, as the engine has learned it."""
+    deployment = plugin.registry.deployments.get(name)
+    if deployment is None:
+        return None
+    line = plugin.dispatcher.lines[name, deployment.active]
+    return line.latency.curve(device_class)
 
 
 def workers(plugin: InferencePlugin, found: DeploymentStatus) -> list[WorkerRow]:

@@ -19,11 +19,13 @@ from scheduler_plugins import dask_setup
 from scheduler_plugins.dashboard import view
 from scheduler_plugins.dashboard.feed import Feed
 from scheduler_plugins.dashboard.history import INTERVAL, SPAN, History, Rate
+from scheduler_plugins.dashboard.selector import Selector
 from scheduler_plugins.dashboard.summary import html
+from scheduler_plugins.dashboard.throughput import Throughput
 from scheduler_plugins.dashboard.view import DeploymentRow
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine
-from tests.dashboard.fleet import GIB, Fleet
+from tests.dashboard.fleet import GIB, KIND, Fleet
 
 
 @asynccontextmanager
@@ -202,6 +204,31 @@ async def test_a_canary_and_what_it_is_given(
     assert found is not None
     stages = {v.version: (v.stage, v.share) for v in found.versions}
     assert stages == {"1": ("active", 0.0), "2": ("canary", 0.25)}
+
+
+# What is learned
+
+
+@with_fleet(1)
+async def test_the_best_size_is_on_the_learned_curve(fleet: Fleet) -> None:
+    line, (address,) = fleet.line, fleet.addresses
+    # One size was measured far too fast, once: that is no size to go by.
+    line.latency.seed(address, KIND, [(1, 0.0042), (2, 0.0044), (12, 0.0001)])
+    feed = Feed(fleet.plugin, Clock())
+    feed.look()
+    selector = Selector(feed)
+    selector.update()
+    part = Throughput(feed, selector)
+    part.update()
+    (rows,), (rate,) = part.best.data["rows"], part.best.data["rate"]
+    assert rows == line.batcher.best_size(KIND)
+    assert rate == pytest.approx(rows / line.latency.curve(KIND).at(rows))
+    # It is a point of the line that is drawn, and not of what is off.
+    (sizes,), (rates,) = part.curves.data["rows"], part.curves.data["rates"]
+    assert dict(zip(sizes, rates, strict=True))[rows] == rate
+    points = part.source.data
+    assert points["rows"] == [size for size, _, _ in line.latency.table(KIND)]
+    assert max(points["rate"]) > 10 * max(rates)
 
 
 # Over time
