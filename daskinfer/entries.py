@@ -8,6 +8,7 @@ from typing import Any
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.cache.policy import TierPolicy
 from daskinfer.caching import CachePolicy
+from daskinfer.names import check_name
 from daskinfer.planning import Plan, plan_of
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
@@ -47,6 +48,7 @@ def plan_of_entry(name: object, entry: object) -> Plan:
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"its name must be a text that is not empty, not {name!r}")
+    check_name("its name", name)
     fields = _fields("it", entry, _FIELDS)
     if (fields.get("factory") is None) == (fields.get("path") is None):
         raise ValueError("it must have one of the fields factory and path")

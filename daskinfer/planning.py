@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,8 @@ from daskinfer.breaker import BreakerPolicy
 from daskinfer.caching import CachePolicy
 from daskinfer.fields import size, timeout_of
 from daskinfer.handle import Model
-from daskinfer.options import check_sendable, resource_amounts
+from daskinfer.names import check_name
+from daskinfer.options import resource_amounts
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 
@@ -89,10 +91,9 @@ def plan_of(
     """
     if device not in _DEVICES:
         raise ValueError(f"device must be one of {_DEVICES}, not {device!r}")
-    for field, label in (("name", name), ("version", version)):
-        if label is not None and not (isinstance(label, str) and label):
-            raise ValueError(f"{field} must be a text that is not empty, not {label!r}")
-        check_sendable(label, field)
+    if name is not None:
+        check_name("name", name)
+    check_name("version", version)
     check_policy(batching)
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
@@ -108,9 +109,12 @@ def plan_of(
         max_queue = dask.config.get("daskinfer.max-queue")
     amounts = resource_amounts(resources)
     artifact = artifact_of(model, factory, factory_kwargs, path, trusted)
+    if name is None:
+        own = _name_of(model, factory, path)
+        name = check_name("the model's own name, without name=,", own)
     return Plan(
         artifact,
-        name or _name_of(model, factory, path),
+        name,
         version,
         batching or configured_policy(artifact),
         {
@@ -188,7 +192,7 @@ def _name_of(model: Any, factory: str | None, path: str | None) -> str:
     if factory is not None:
         return factory.rpartition(":")[2]
     if path is not None:
-        return path.replace("\\", "/").rpartition("/")[2].partition(".")[0]
+        return os.fspath(path).replace("\\", "/").rpartition("/")[2].partition(".")[0]
     own = getattr(model, "__name__", None) or type(model).__name__
     # Two lambdas or two nets of one class are different models.
     return own if own.isidentifier() else f"model-{uuid.uuid4().hex[:8]}"

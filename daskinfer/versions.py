@@ -126,14 +126,10 @@ class Versioned:
         """
         from daskinfer import deployment, planning
         from daskinfer.fields import number_within
-        from daskinfer.options import check_sendable
+        from daskinfer.names import check_name
 
         artifact = planning.artifact_of(model, factory, factory_kwargs, path, trusted)
-        if not isinstance(version, str) or not version:
-            raise ValueError(
-                f"version must be a text that is not empty, not {version!r}"
-            )
-        check_sendable(version, "version")
+        check_name("version", version)
         if activate not in _ACTIVATE:
             raise ValueError(f"activate must be one of {_ACTIVATE}, not {activate!r}")
         if auto_abort is not None and not isinstance(auto_abort, AbortPolicy):

@@ -12,6 +12,7 @@ from daskinfer import config
 from daskinfer.entries import plan_of_entry
 from daskinfer.exceptions import DeploymentFailed
 from daskinfer.failure import contain, describe
+from daskinfer.names import shown
 
 if TYPE_CHECKING:
     from daskinfer.artifact import Artifact
@@ -56,7 +57,7 @@ class Configured:
             self.problems[_KEY] = told
             return
         for name in entries:
-            self.problems[str(name)] = "it is about to be deployed"
+            self.problems[shown(name)] = "it is about to be deployed"
         if entries:
             self.plugin.tasks.in_background(self._deploy_all, dict(entries))
 
@@ -65,9 +66,9 @@ class Configured:
             try:
                 await self._deploy(name, entry)
             except Exception as error:
-                self.problems[str(name)] = describe(error)
+                self.problems[shown(name)] = describe(error)
                 logger.error(
-                    "%s.%s is not deployed: %s", _KEY, name, error, exc_info=True
+                    "%s.%s is not deployed: %s", _KEY, shown(name), error, exc_info=True
                 )
 
     async def _deploy(self, name: object, entry: object) -> None:

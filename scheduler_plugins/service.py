@@ -14,6 +14,7 @@ from daskinfer import config, protocol
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.caching import CachePolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
+from daskinfer.names import check_name
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from scheduler_plugins.cache_calls import clear_caches
@@ -87,6 +88,11 @@ class Service:
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
         plugin = self.plugin
+        try:
+            check_name("name", name)
+            check_name("version", version)
+        except ValueError as error:
+            return {"status": "error", "message": str(error)}
         deployment = Deployment(
             name,
             device,

@@ -15,6 +15,7 @@ from distributed.metrics import monotonic
 from daskinfer import protocol
 from daskinfer.canary import AbortPolicy
 from daskinfer.exceptions import InferenceError
+from daskinfer.names import check_name
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins import rollout
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
@@ -78,6 +79,7 @@ class Versions:
         wanted = Update(version, min_ready, waits, share, keep_previous)
         try:
             deployment = plugin.registry.deployment(name)
+            check_name("version", version)
             made = Version.of(
                 name,
                 version,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from daskinfer.artifact import archive
 from daskinfer.artifact.building import CALLABLE, FACTORY, MODULE, is_module
 from daskinfer.artifact.pickling import take_apart_or_explain
+from daskinfer.names import check_path
 
 
 class Parts(NamedTuple):
@@ -124,7 +125,7 @@ def of_path(path: str | os.PathLike[str], *, trusted: bool = False) -> Parts:
         If it has another suffix, or holds no program (a state dict, a pickled
         module); the message says what to do instead.
     """
-    label = os.path.basename(path)
+    label = os.path.basename(check_path("path", path))
     format, content = archive.read_file(path, trusted=trusted)
     if format == archive.PICKLED:
         return of_object(archive.load_pickled(content, label))

@@ -369,12 +369,31 @@ async def test_namespace(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_names_are_escaped(c, s, a):
-    name = 'a"b\\c\n<script>'
+    name = 'a"b{c="d"}<script>'
     model = await deploy(c, Probe(), name, max_batch_size=1, warmup=ONE)
     await model.submit(row(1))
     figures = await scrape(s)
     assert figures("requests_total", deployment=name) == 1
     await nothing_is_left(s, a)
+
+
+def test_what_no_name_can_hold_is_escaped_too() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from daskinfer.exposition import Collector
+
+    name = 'a"b\\c\n<script>'
+
+    class One(Collector):
+        def figures(self) -> Any:
+            yield self.gauge("ready", "Whether", ("deployment",), [((name,), 1)])
+
+    registry = CollectorRegistry()
+    collector = One()
+    collector.namespace = "dask"
+    registry.register(collector)
+    figures = Scrape(generate_latest(registry).decode())
+    assert [f.labels for f in figures.matching("ready")] == [{"deployment": name}]
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
