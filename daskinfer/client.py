@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from distributed import Client, Future, default_client
@@ -13,13 +12,14 @@ from daskinfer.exceptions import InferenceError, UnknownDeployment
 from daskinfer.fields import given_duration
 from daskinfer.handle import Model
 from daskinfer.installation import calls, install, is_same_scheduler
+from daskinfer.logs import Log
 from daskinfer.loss import is_lost, scheduler_lost
 from daskinfer.status import DeploymentStatus, RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-logger = logging.getLogger("distributed.inference.client")
+logger = Log("client")
 
 #: Digits of a version's digest by which keys of tasks tell models apart.
 _DIGEST = 16
@@ -189,6 +189,7 @@ async def _undeploy(client: Client, name: str, timeout: float) -> None:
             name,
             ", ".join(answer["unfreed"]),
             timeout,
+            deployment=name,
         )
 
 

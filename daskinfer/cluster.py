@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Mapping
@@ -24,9 +23,10 @@ from daskinfer.device.host import (
     worker_environment,
 )
 from daskinfer.device.registry import parse_device
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 
-logger = logging.getLogger("distributed.inference.cluster")
+logger = Log("cluster")
 
 # os.environ belongs to the whole process, and clusters may start in several threads.
 _environment_lock = threading.Lock()
@@ -150,7 +150,7 @@ class LocalCluster(distributed.LocalCluster):
             kwargs.setdefault("worker_class", DeviceNanny)
         if "memory_limit" not in kwargs:
             kwargs["memory_limit"] = parse_memory_limit(
-                "auto", 1, max(1, n_workers), logger=logger
+                "auto", 1, max(1, n_workers), logger=logger.logger
             )
         declared = {RESOURCE_NAMES[self.device_kind]: 1.0} if self._indices else {}
         # Dask gives all first workers one specification; here each has its own, so

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Generator, Mapping
 from typing import Any
 
@@ -14,9 +13,10 @@ from distributed.worker_memory import parse_memory_limit
 
 from daskinfer.cluster import DeviceNanny, find_devices, operation_threads
 from daskinfer.device.host import RESOURCE_NAMES, worker_environment
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 
-logger = logging.getLogger("distributed.inference.workers")
+logger = Log("workers")
 
 
 class DeviceWorkers:
@@ -97,7 +97,7 @@ class DeviceWorkers:
         cores = max(1, CPU_COUNT // count)
         threads = operation_threads(cores)
         if memory_limit == "auto":
-            memory_limit = parse_memory_limit("auto", 1, count, logger=logger)
+            memory_limit = parse_memory_limit("auto", 1, count, logger=logger.logger)
         # Each takes the first port of the range that is free.
         ports = {"worker_port": worker_port, "port": nanny_port}
         kwargs |= {key: port for key, port in ports.items() if port is not None}

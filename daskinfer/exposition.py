@@ -6,13 +6,14 @@ Nothing here needs ``prometheus_client`` before it is asked for figures.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import dask.config
 from distributed.http.prometheus import PrometheusCollector
+
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from prometheus_client.core import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         Metric,
     )
 
-logger = logging.getLogger("distributed.inference.exposition")
+logger = Log("exposition")
 
 _Family = TypeVar("_Family", "CounterMetricFamily", "GaugeMetricFamily")
 

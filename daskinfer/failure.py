@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,44 @@ def describe(error: BaseException) -> str:
     """
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def origin(error: BaseException) -> str:
+    """The type of an exception and where it was raised, without what it says.
+
+    For logs: what a model says of its inputs may hold them.
+
+    Examples
+    --------
+    >>> def forward(x):
+    ...     raise ValueError(f"cannot use {x}")
+    >>> try:
+    ...     forward("secret")
+    ... except ValueError as error:
+    ...     origin(error)
+    'ValueError in forward (<doctest daskinfer.failure.origin[0]>:2)'
+    >>> origin(KeyError("secret"))
+    'KeyError'
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return type(error).__name__
+    code = last.tb_frame.f_code
+    where = f"{code.co_filename}:{last.tb_lineno}"
+    return f"{type(error).__name__} in {code.co_name} ({where})"
+
+
+def type_of(failure: Failure) -> str:
+    """The type of an exception that was packed elsewhere, as far as it can be told.
+
+    >>> type_of(dump_failure(ValueError("secret")))
+    'ValueError'
+    """
+    # Dask's text is what ``repr`` says, which a class may define as it likes.
+    name = re.match(r"[A-Za-z_]\w*(?=\()", failure["exception_text"])
+    return name[0] if name else "an exception"
 
 
 def copied(error: BaseException | None) -> BaseException | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from distributed import Future
 from distributed.client import FutureState
 
 from daskinfer import transport
-from daskinfer.failure import copied
+from daskinfer.failure import copied, origin
+from daskinfer.logs import Log
 from daskinfer.loss import told_as_lost, until_lost
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ else:
     # Not generic in the older versions of Dask.
     _Future = Future
 
-logger = logging.getLogger("distributed.inference.future")
+logger = Log("future")
 
 #: Where a value is not, or not any more.
 NOTHING: Any = object()
@@ -56,7 +56,7 @@ class Arrived:
             except Exception as error:
                 # One that cannot be unpickled here: all are fetched one by one, and
                 # only who asks for that one hears of it.
-                logger.info("Could not unpack results: %r", error)
+                logger.info("Could not unpack results: %s", origin(error))
         if not self._values:
             return NOTHING
         value, self._values[place] = self._values[place], NOTHING

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from daskinfer import config
 from daskinfer.entries import plan_of_entry
 from daskinfer.exceptions import DeploymentFailed
 from daskinfer.failure import contain, describe
+from daskinfer.logs import Log
 from daskinfer.names import shown
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from daskinfer.planning import Plan
     from scheduler_plugins.inference import InferencePlugin
 
-logger = logging.getLogger("distributed.inference.configured")
+logger = Log("configured")
 
 _KEY = "daskinfer.deployments"
+_STIMULUS = "daskinfer-configured"
 
 
 class Configured:
@@ -53,7 +54,9 @@ class Configured:
         entries = config.get("deployments")
         if not isinstance(entries, Mapping):
             told = f"must map names to deployments, not {entries!r}"
-            logger.error("%s %s: nothing of it is deployed", _KEY, told)
+            logger.error(
+                "%s %s: nothing of it is deployed", _KEY, told, stimulus_id=_STIMULUS
+            )
             self.problems[_KEY] = told
             return
         for name in entries:
@@ -68,7 +71,12 @@ class Configured:
             except Exception as error:
                 self.problems[shown(name)] = describe(error)
                 logger.error(
-                    "%s.%s is not deployed: %s", _KEY, shown(name), error, exc_info=True
+                    "%s.%s is not deployed: %s",
+                    *(_KEY, shown(name), error),
+                    exc_info=True,
+                    deployment=shown(name),
+                    stimulus_id=_STIMULUS,
+                    limited=False,
                 )
 
     async def _deploy(self, name: object, entry: object) -> None:
@@ -85,10 +93,17 @@ class Configured:
         if answer["status"] == "error":
             raise ValueError(answer["message"])
         del self.problems[plan.name]
-        if answer["status"] == "exists":
-            logger.info("%s.%s: somebody else was faster", _KEY, plan.name)
-        else:
-            logger.info("%r is deployed as %s says", plan.name, _KEY)
+        exists = answer["status"] == "exists"
+        told = "%r is %s: somebody else was faster" if exists else "%r is %s"
+        logger.info(
+            told,
+            plan.name,
+            "deployed already" if exists else f"deployed as {_KEY} says",
+            deployment=plan.name,
+            version=None if exists else plan.version,
+            stimulus_id=_STIMULUS,
+            limited=False,
+        )
 
     async def _bring(self, artifact: Artifact) -> int | None:
         """Put large weights where workers fetch them; return what holds them there."""

@@ -7,7 +7,6 @@ what they say after every event, and arms one timer for their next wish.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed.metrics import monotonic
 
+from daskinfer.logs import Log
 from scheduler_plugins.admission import Admission
 from scheduler_plugins.affinity import Affinity
 from scheduler_plugins.choosing import Choice, Chooser
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.fitness import Fitness
 from scheduler_plugins.health import Suspicion
+from scheduler_plugins.lifecycle import EXPIRED
 from scheduler_plugins.line import Batch, Line
 from scheduler_plugins.lines import Lines
 from scheduler_plugins.load import Link
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
     from scheduler_plugins.taskstate import TaskStates
 
-logger = logging.getLogger("distributed.inference.dispatcher")
+logger = Log("dispatcher")
+
+
+_GIVE_UP = "daskinfer-give-up"
 
 
 class Dispatcher:
@@ -307,7 +311,11 @@ class Dispatcher:
             try:
                 self._expire(late)
             except Exception:
-                logger.exception("%d requests could not be ended in time", len(late))
+                logger.exception(
+                    "%d requests could not be ended in time",
+                    len(late),
+                    stimulus_id=EXPIRED,
+                )
 
     def _send(self, line: Line, choice: Choice) -> None:
         batch = self.running.dispatch(line, choice.lane, choice.send)
@@ -319,8 +327,14 @@ class Dispatcher:
     def _give_up(self, line: Line, error: Exception) -> None:
         """Nothing can be decided for a version: a user's placement fails."""
         waiting = line.queue.requests()
-        logger.exception("%r cannot be served; failing who waits", line)
+        logger.exception(
+            "%r cannot be served; failing who waits",
+            line,
+            deployment=line.name,
+            version=line.version,
+            stimulus_id=_GIVE_UP,
+        )
         for request in waiting:
             line.queue.discard(request)
             request.cause = PLACEMENT
-        self.tasks.fail_parked([r.key for r in waiting], error, "daskinfer-give-up")
+        self.tasks.fail_parked([r.key for r in waiting], error, _GIVE_UP)

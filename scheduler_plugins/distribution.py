@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,12 +15,13 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 from daskinfer import config, protocol
 from daskinfer.artifact.chunks import Chunks
 from daskinfer.artifact.pacing import Pace
+from daskinfer.logs import Log
 from daskinfer.transport import read
 from scheduler_plugins.guarding import guarded
 from scheduler_plugins.origin import Spool
 from scheduler_plugins.swarm import Swarm
 
-logger = logging.getLogger("distributed.inference.distribution")
+logger = Log("distribution")
 
 #: Times as long as a transfer may take, a worker has to say how one went.
 _STALLED = 2.0
@@ -217,7 +217,11 @@ class Distribution:
         entry = self.entries.get(weights)
         if entry is not None:
             giver = source or "the scheduler"
-            logger.info("%s got no chunk from %s: %s", worker, giver, reason)
+            logger.info(
+                "%s got no chunk from %s: %s",
+                *(worker, giver, reason),
+                stimulus_id=f"daskinfer-take-{weights}",
+            )
             entry.swarm.failed(worker, chunk, source)
             self._heard(weights, entry, worker)
 
@@ -264,7 +268,11 @@ class Distribution:
         )
 
     def _stalled(self, weights: str, entry: Entry, worker: str) -> None:
-        logger.warning("%s says nothing of the weights that it fetches", worker)
+        logger.warning(
+            "%s says nothing of the weights that it fetches",
+            worker,
+            stimulus_id=f"daskinfer-take-{weights}",
+        )
         entry.timers.pop(worker, None)
         entry.swarm.stalled(worker)
         self._assign(weights, entry)

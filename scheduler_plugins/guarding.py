@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-logger = logging.getLogger("distributed.inference.plugin")
+from daskinfer.logs import Log
+
+logger = Log("plugin")
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:
@@ -22,6 +23,12 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
         try:
             handler(self, *args, **kwargs)
         except Exception:
-            logger.exception("%s failed; the message is lost", handler.__name__)
+            logger.exception(
+                "%s failed; the message is lost",
+                handler.__name__,
+                deployment=kwargs.get("name"),
+                version=kwargs.get("version"),
+                stimulus_id=kwargs.get("stimulus_id"),
+            )
 
     return handle

@@ -13,6 +13,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 from scheduler_plugins import dashboard, http
 from scheduler_plugins.configured import Configured
@@ -43,7 +44,7 @@ from scheduler_plugins.versions import Versions
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
-logger = logging.getLogger("distributed.inference.plugin")
+logger = Log("plugin")
 
 
 class InferencePlugin(SchedulerPlugin):
@@ -234,14 +235,31 @@ class InferencePlugin(SchedulerPlugin):
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Take a worker out; Dask has parked its requests again by now."""
+        expected = worker in self._leaving
+        self._tell_left(worker, expected, stimulus_id)
         self.registry.leave(worker)
-        self.dispatcher.worker_lost(worker, expected=worker in self._leaving)
+        self.dispatcher.worker_lost(worker, expected=expected)
         self._leaving.discard(worker)
         self.unloading.left(worker)
         self.distribution.worker_left(worker)
         self.swapping.assigned(*self.registry.versions())
         self.versions.worker_left()
         self.service.changed()
+
+    def _tell_left(self, worker: str, expected: bool, stimulus_id: str) -> None:
+        had = [v for v in self.registry.versions() if worker in v.replicas]
+        if not had or self.tasks.is_closing:
+            return
+        names = {v.name for v in had}
+        logger.log(
+            logging.INFO if expected else logging.WARNING,
+            "%s has left, which had %s" if expected else "Lost %s, which had %s",
+            worker,
+            ", ".join(f"{v.name!r} {v.version!r}" for v in had),
+            deployment=names.pop() if len(names) == 1 else None,
+            stimulus_id=stimulus_id,
+            limited=False,
+        )
 
     @guarded
     def hello(
@@ -337,11 +355,13 @@ class InferencePlugin(SchedulerPlugin):
             f"{'is' if count == 1 else 'are'} waiting: "
             f"{self.diagnosis.problem(line)}"
         )
-        self.warn(message)
+        self.warn(message, line.name, line.version, "daskinfer-starving")
 
-    def warn(self, message: str) -> None:
-        """Tell the log, and every client."""
-        logger.warning(message)
+    def warn(self, message: str, name: str, version: str, stimulus_id: str) -> None:
+        """Tell the log, and every client, something about a version."""
+        logger.warning(
+            message, deployment=name, version=version, stimulus_id=stimulus_id
+        )
         self.scheduler.log_event("warn", {"message": dumps(message)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,9 @@ from distributed.metrics import monotonic
 from daskinfer import payload, protocol
 from daskinfer.cache.gate import FIRST_REST
 from daskinfer.exceptions import UnknownDeployment
+from daskinfer.failure import origin
 from daskinfer.handle import Model
+from daskinfer.logs import Log
 from daskinfer.options import annotated_timeout
 from daskinfer.wording import counted
 from scheduler_plugins.constraint import ANYWHERE, Constraint
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.routing import Routing
     from scheduler_plugins.taskstate import TaskStates
 
-logger = logging.getLogger("distributed.inference.intake")
+logger = Log("intake")
 
 
 class Intake:
@@ -100,9 +101,13 @@ class Intake:
         try:
             self._take_in(client=client, keys=keys, **message)
         except Exception as error:
-            logger.warning(
-                "Refused %s of %s: %r", counted(len(keys), "request"), client, error
-            )
+            told = counted(len(keys), "request"), client, origin(error)
+            about: dict[str, Any] = {
+                "deployment": message.get("name"),
+                "stimulus_id": protocol.SUBMIT,
+            }
+            logger.warning("Refused %s of %s: %s", *told, **about)
+            logger.debug("Refused %s of %s: %s", *told, exc_info=True, **about)
             self._tasks.refuse(keys, client, error)
             self._lifecycle.refused(message.get("name"), keys)
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from scheduler_plugins.taskstate import TaskStates
 
 _STIMULUS = "daskinfer"
+#: What Dask's logs call the end of requests whose deadline has come.
+EXPIRED = "daskinfer-expired"
 
 
 class Lifecycle:
@@ -255,7 +257,7 @@ class Lifecycle:
         for key, too_late in late:
             self._requests[key].cause = cause_of(type(too_late))
         for group, error in _alike(late):
-            self._tasks.fail(group, error, f"{_STIMULUS}-expired")
+            self._tasks.fail(group, error, EXPIRED)
 
     def _too_late(
         self,

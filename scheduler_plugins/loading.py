@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -10,13 +9,19 @@ from typing import TYPE_CHECKING
 from distributed.metrics import monotonic
 
 from daskinfer import protocol
+from daskinfer.logs import Log
 from scheduler_plugins.deployment import Deployment, Replica, ReplicaState, Version
 from scheduler_plugins.guarding import guarded
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
 
-logger = logging.getLogger("distributed.inference.loading")
+logger = Log("loading")
+
+
+def stimulus_of(name: str, version: str) -> str:
+    """What logs call the loading of a version."""
+    return f"daskinfer-load-{name}-{version}"
 
 
 class Loading:
@@ -53,7 +58,7 @@ class Loading:
             "cache": None
             if deployment.cache is None
             else deployment.cache.to_message(),
-            "stimulus_id": f"daskinfer-load-{version.name}-{version.version}",
+            "stimulus_id": stimulus_of(version.name, version.version),
         }
         self.plugin.scheduler.worker_send(replica.address, dict(message))
 
@@ -113,7 +118,13 @@ class Loading:
             self.plugin.replacing.loading_failed(name, version, worker, broken, failure)
         elif failure is not None and not digest:
             reason = failure["exception_text"]
-            logger.warning("%s could not load %r %r: %s", worker, name, version, reason)
+            logger.warning(
+                "%s could not load %r %r: %s",
+                *(worker, name, version, reason),
+                deployment=name,
+                version=version,
+                stimulus_id=stimulus_of(name, version),
+            )
             self.plugin.registry.failed(name, version, worker, reason, failure)
             self.plugin.dispatcher.workers_changed()
         elif self.plugin.registry.loaded(
@@ -128,6 +139,13 @@ class Loading:
             self.plugin.dispatcher.device_ready(
                 name, version, worker, device_class, timings, replica.doubt
             )
+            logger.info(
+                "%s has loaded %r %r on %s in %.3g s",
+                *(worker, name, version, device, seconds),
+                deployment=name,
+                version=version,
+                stimulus_id=stimulus_of(name, version),
+            )
             self.plugin.swapping.loaded(worker)
         else:
             self._reload(name, version, worker)
@@ -139,7 +157,13 @@ class Loading:
         """A worker has loaded something else than it should: let it try again."""
         found = self.plugin.registry.version(name, version)
         replica = found.replicas[worker]
-        logger.warning("%s: %s %r: %s", worker, name, version, replica.reason)
+        logger.warning(
+            "%s: %s %r: %s",
+            *(worker, name, version, replica.reason),
+            deployment=name,
+            version=version,
+            stimulus_id=stimulus_of(name, version),
+        )
         if replica.state is ReplicaState.LOADING:
             self.load(found, replica)
         self.plugin.dispatcher.workers_changed()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer.exceptions import BatchTimeout, DeviceError, RequestFailed, WorkerLost
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.request import Request
     from scheduler_plugins.taskstate import TaskStates
 
-logger = logging.getLogger("distributed.inference.recovery")
+logger = Log("recovery")
 
 
 class Recovery:
@@ -86,6 +86,8 @@ class Recovery:
             batch.batch_id,
             batch.line.name,
             counted(len(batch.run_ids), "request"),
+            **_about(batch),
+            limited=False,
         )
 
     def _charge(
@@ -163,6 +165,8 @@ class Recovery:
             counted(len(requests), "request"),
             batch.line.name,
             reason,
+            **_about(batch),
+            limited=False,
         )
         alone = len(requests) == 1
         self._charge(batch, requests, DeviceError, alone=alone, reason=reason)
@@ -223,6 +227,14 @@ class Recovery:
         )
         request.cause = cause_of(kind)
         self._tasks.fail([request.key], error, f"daskinfer-failed-{line.name}")
+
+
+def _about(batch: Batch) -> dict[str, Any]:
+    return {
+        "deployment": batch.line.name,
+        "version": batch.line.version,
+        "stimulus_id": batch.stimulus_id,
+    }
 
 
 def _told(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from daskinfer import protocol
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from scheduler_plugins.deployment import WorkerFacts
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from scheduler_plugins.registry import Registry
     from scheduler_plugins.taskstate import TaskStates
 
-logger = logging.getLogger("distributed.inference.replacing")
+logger = Log("replacing")
+
+
+_STIMULUS = "daskinfer-replace"
 
 
 class Replacing:
@@ -77,13 +80,18 @@ class Replacing:
             message: protocol.ReplaceMessage = {
                 "op": protocol.REPLACE,
                 "reason": told,
-                "stimulus_id": "daskinfer-replace",
+                "stimulus_id": _STIMULUS,
             }
             self._send(address, dict(message))
             told += "; its Nanny starts it anew"
         else:
             told += "; it has no Nanny: start it anew"
-        logger.warning("%s is out of service: %s", address, told)
+        logger.warning(
+            "%s is out of service: %s",
+            *(address, told),
+            stimulus_id=_STIMULUS,
+            limited=False,
+        )
         self._registry.device_failed(address, told, replaced=replaced)
         self._dispatcher.device_failed(address)
 

@@ -14,15 +14,19 @@ from daskinfer import config, protocol
 from daskinfer.breaker import BreakerPolicy
 from daskinfer.caching import CachePolicy
 from daskinfer.exceptions import DeploymentExists, UnknownDeployment
+from daskinfer.logs import Log
 from daskinfer.names import check_name
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from scheduler_plugins.cache_calls import clear_caches
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
+from scheduler_plugins.loading import stimulus_of
 from scheduler_plugins.routing import Route
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
+
+logger = Log("service")
 
 
 class Service:
@@ -118,6 +122,14 @@ class Service:
         except (TypeError, ValueError) as error:
             plugin.registry.remove(name)
             return {"status": "error", "message": str(error)}
+        logger.info(
+            "%r is deployed in version %r",
+            *(name, version),
+            deployment=name,
+            version=version,
+            stimulus_id=f"daskinfer-deploy-{name}-{version}",
+            limited=False,
+        )
         plugin.distribution.hold(artifact, (name, version))
         plugin.versions.added()
         for replica in replicas:
@@ -167,7 +179,12 @@ class Service:
         if version.replicas or not self._everybody_came():
             return
         problem = self.plugin.registry.problem(version.name, version.version)
-        self.plugin.warn(f"{version.name!r} is waiting to be loaded: {problem}")
+        self.plugin.warn(
+            f"{version.name!r} is waiting to be loaded: {problem}",
+            version.name,
+            version.version,
+            stimulus_of(version.name, version.version),
+        )
 
     def _everybody_came(self) -> bool:
         return self.plugin.tasks.workers() <= self.plugin.registry.workers.keys()
@@ -195,6 +212,14 @@ class Service:
             return {"status": "unknown", "message": str(error)}
         gone = UnknownDeployment(
             f"{name!r} was undeployed before the request was answered"
+        )
+        logger.info(
+            "%r is undeployed",
+            name,
+            deployment=name,
+            version=deployment.active,
+            stimulus_id=f"daskinfer-undeploy-{name}",
+            limited=False,
         )
         plugin.versions.removed(deployment)
         plugin.dispatcher.forget(name)

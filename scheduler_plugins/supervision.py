@@ -7,13 +7,14 @@ what follows.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from distributed.metrics import monotonic
 
+from daskinfer.failure import type_of
+from daskinfer.logs import Log
 from daskinfer.protocol import CACHE, DEVICE, INPUTS
 from scheduler_plugins.breaker import BreakerState
 from scheduler_plugins.deadlines import Deadlines
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.recovery import Recovery
     from scheduler_plugins.running import Running
 
-logger = logging.getLogger("distributed.inference.supervision")
+logger = Log("supervision")
 
 _WAITS = {DEVICE: "a task that holds the device", CACHE: "its cache to be read"}
 
@@ -119,7 +120,7 @@ class Supervision:
         if device.stuck.pop(batch.batch_id, None) is not None:
             health.undecided(address, batch.batch_id)
             if not device.stuck:
-                self._came_back(device, now)
+                self._came_back(device, now, message["stimulus_id"])
             return
         # What was found in a cache tells nothing of the device.
         if len(message["keys"]) > len(message["cached"]):
@@ -144,10 +145,18 @@ class Supervision:
             health.undecided(address, batch.batch_id)
             return
         if changed is BreakerState.OPEN:
-            self._tell_opened(batch.line, address, now)
+            self._tell_opened(batch.line, address, now, message["stimulus_id"])
+            for failure in message["failed"].values():
+                told = address, batch.batch_id, failure["exception_text"]
+                logger.debug("What failed on %s in batch %s: %s", *told)
         elif changed is BreakerState.CLOSED:
             logger.info(
-                "%s serves %r again: its trial succeeded", address, batch.line.name
+                "%s serves %r again: its trial succeeded",
+                *(address, batch.line.name),
+                deployment=batch.line.name,
+                version=batch.line.version,
+                stimulus_id=message["stimulus_id"],
+                limited=False,
             )
 
     def forget(self, batch: Batch) -> None:
@@ -224,6 +233,10 @@ class Supervision:
                 "is run on other workers, if there are any",
                 batch.device.name,
                 reason,
+                deployment=batch.line.name,
+                version=batch.line.version,
+                stimulus_id=batch.stimulus_id,
+                limited=False,
             )
             self._note_stuck(batch, reason)
         if again < math.inf:
@@ -239,7 +252,7 @@ class Supervision:
         if self._suspicion.hung_after < math.inf:
             self.watched.set(batch.batch_id, now + self._suspicion.hung_after)
         if line.health.open(address, now, reason):
-            self._tell_opened(line, address, now)
+            self._tell_opened(line, address, now, batch.stimulus_id)
         requests = self._running.give_up(batch, list(batch.requests.values()))
         self._recovery.timed_out(batch, requests)
 
@@ -249,11 +262,13 @@ class Supervision:
             self._fitness.stuck.append(device)
         device.stuck.setdefault(batch.batch_id, reason)
 
-    def _came_back(self, device: DeviceLoad, now: float) -> None:
+    def _came_back(self, device: DeviceLoad, now: float, stimulus_id: str) -> None:
         self._fitness.stuck = [
             other for other in self._fitness.stuck if other.name != device.name
         ]
-        logger.info("%s answers again", device.name)
+        logger.info(
+            "%s answers again", device.name, stimulus_id=stimulus_id, limited=False
+        )
         for line in self._lines:
             if device.name in line.devices:
                 line.health.doubt(device.name, now, "it was late")
@@ -313,7 +328,9 @@ class Supervision:
         suspect = self._suspicion.limit(self._predicted(batch))
         return suspect if limit is None else min(suspect, limit)
 
-    def _tell_opened(self, line: Line, address: str, now: float) -> None:
+    def _tell_opened(
+        self, line: Line, address: str, now: float, stimulus_id: str
+    ) -> None:
         line.figures.measures.openings += 1
         breaker = line.health.breakers[address]
         logger.warning(
@@ -322,10 +339,14 @@ class Supervision:
             line.name,
             breaker.next() - now,
             breaker.reason,
+            deployment=line.name,
+            version=line.version,
+            stimulus_id=stimulus_id,
+            limited=False,
         )
 
 
 def _why_failed(message: DoneMessage) -> str:
     for failure in message["failed"].values():
-        return failure["exception_text"]
+        return type_of(failure)
     return "their inputs could not be fetched"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, cast
@@ -12,6 +11,7 @@ from distributed.metrics import monotonic
 from daskinfer import config
 from daskinfer.exceptions import ModelTooLarge
 from daskinfer.failure import dump_failure
+from daskinfer.logs import Log
 from daskinfer.weights import too_large
 from scheduler_plugins.claims import Claims
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.line import LaneKey, Line
     from scheduler_plugins.queueing import Lane
 
-logger = logging.getLogger("distributed.inference.swapping")
+logger = Log("swapping")
 
 #: Lanes of a version that are looked at.
 _LANES = 32
@@ -277,7 +277,13 @@ class Swapping:
     def _make_room(self, place: Place) -> None:
         for tenant in place.leaving:
             name, version = tenant.which
-            logger.info("%s lets go of %r %r for others", place.address, name, version)
+            logger.info(
+                "%s lets go of %r %r for others",
+                *(place.address, name, version),
+                deployment=name,
+                version=version,
+                stimulus_id=f"daskinfer-unload-{name}-{version}",
+            )
             found = self.plugin.registry.deployments[name].versions[version]
             self.plugin.registry.memory.evict(found, place.address)
             self.plugin.dispatcher.lines[name, version].devices.pop(place.address, None)

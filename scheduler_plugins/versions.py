@@ -15,6 +15,7 @@ from distributed.metrics import monotonic
 from daskinfer import protocol
 from daskinfer.canary import AbortPolicy
 from daskinfer.exceptions import InferenceError
+from daskinfer.logs import Log
 from daskinfer.names import check_name
 from daskinfer.policy import BatchPolicy
 from scheduler_plugins import rollout
@@ -25,7 +26,7 @@ from scheduler_plugins.trial import Trial
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
 
-logger = logging.getLogger("distributed.inference.versions")
+logger = Log("versions")
 
 
 class Versions:
@@ -89,6 +90,14 @@ class Versions:
             )
             plugin.distribution.check(artifact)
             rollout.begin(deployment, wanted, made)
+            logger.info(
+                "%r is being updated from version %r to %r",
+                *(name, deployment.active, version),
+                deployment=name,
+                version=version,
+                stimulus_id=_stimulus(name, version),
+                limited=False,
+            )
             plugin.distribution.hold(artifact, (name, version))
         except (InferenceError, ValueError) as error:
             return _refusal(error)
@@ -140,7 +149,9 @@ class Versions:
                 actions = rollout.promote(deployment, version, workers)
             elif what == "abort":
                 told = f"the update of {name!r} was given up by a user"
+                update = deployment.update
                 actions = rollout.abort(deployment, told, version)
+                self._tell_end(deployment, update)
             elif what == "rollback":
                 actions = rollout.rollback(deployment)
             else:
@@ -158,7 +169,9 @@ class Versions:
         registry = self.plugin.registry
         for deployment in deployments or list(registry):
             if deployment.update is not None:
+                update = deployment.update
                 found = rollout.settle(deployment, registry.workers.values())
+                self._tell_end(deployment, update)
                 self.enact(deployment, found)
 
     def worker_left(self) -> None:
@@ -200,6 +213,20 @@ class Versions:
         if address in registry.workers and not registry.wants(name, version, address):
             self.plugin.unloading.ask(address, name, version)
 
+    def _tell_end(self, deployment: Deployment, update: Update | None) -> None:
+        """Log that an update has come to nothing, if it has."""
+        if update is not None and update.phase in (Phase.FAILED, Phase.ABORTED):
+            level = logging.WARNING if update.phase is Phase.FAILED else logging.INFO
+            logger.log(
+                level,
+                "%s",
+                update.reason,
+                deployment=deployment.name,
+                version=update.version,
+                stimulus_id=_stimulus(deployment.name, update.version),
+                limited=False,
+            )
+
     # Enacting
 
     def enact(self, deployment: Deployment, actions: Iterable[Action]) -> None:
@@ -231,7 +258,14 @@ class Versions:
             staying = deployment.versions.keys() - deployment.leaving
             plugin.swapping.assigned(*(deployment.versions[v] for v in staying))
         self._watch(deployment)
-        logger.info("%r is answered by %s", name, deployment.route)
+        logger.info(
+            "%r is answered by %s",
+            *(name, deployment.route),
+            deployment=name,
+            version=deployment.active,
+            stimulus_id=message["stimulus_id"],
+            limited=False,
+        )
 
     def _publish(self) -> None:
         self.plugin.routing.publish()
@@ -270,8 +304,14 @@ class Versions:
             return
         deployment = self.plugin.registry.deployment(name)
         reason = f"version {deployment.route.canary!r} of {name!r} was given up: {told}"
-        self.plugin.warn(reason)
+        canary = str(deployment.route.canary)
+        self.plugin.warn(reason, name, canary, _stimulus(name, canary))
         self.enact(deployment, rollout.abort(deployment, reason))
+
+
+def _stimulus(name: str, version: str) -> str:
+    """What logs call what is done for an update."""
+    return f"daskinfer-update-{name}-{version}"
 
 
 def stage(deployment: Deployment, version: Version, in_flight: int) -> str:

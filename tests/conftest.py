@@ -42,6 +42,8 @@ import daskinfer.config  # noqa: E402
 from distributed import Nanny  # noqa: E402
 from distributed.utils_test import cleanup, loop, loop_in_thread  # noqa: E402
 
+from daskinfer import logs  # noqa: E402
+
 __all__ = ["cleanup", "daskinfer", "loop", "loop_in_thread"]
 
 
@@ -51,6 +53,12 @@ def directories_are_removed() -> Iterator[None]:
     yield
     for directory in made_here:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_line_is_left_out() -> None:
+    """Let each test log, however much those before it have logged a moment ago."""
+    logs.begin_anew()
 
 
 @pytest.fixture(autouse=True, scope="session")

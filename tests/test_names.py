@@ -65,7 +65,7 @@ def test_names_that_are_refused_wherever_they_are_given(name: str, told: str) ->
             plan_of(abs, name=name)
     with pytest.raises(ValueError, match=f"^version .*{told}"):
         plan_of(abs, version=name)
-    with pytest.raises((TypeError, ValueError), match="^its name (must|is)"):
+    with pytest.raises((TypeError, ValueError), match=r"^its name (must|is)"):
         plan_of_entry(name, {"factory": "torch.nn:Identity"})
 
 

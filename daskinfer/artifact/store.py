@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import re
 import secrets
@@ -18,8 +17,9 @@ from typing import NamedTuple, TypeAlias
 from daskinfer.artifact.chunks import Chunks
 from daskinfer.artifact.partial import FilePartial, is_at, mapped
 from daskinfer.cache.files import Files
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.store")
+logger = Log("store")
 
 #: Part of every file's name: files of another version are left alone.
 VERSION = 1

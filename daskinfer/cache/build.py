@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,8 +14,9 @@ from daskinfer.cache.disk import DiskTier
 from daskinfer.cache.policy import TIERS, TierPolicy
 from daskinfer.cache.tiers import DeviceTier, Entry, HostTier, PackedTier, Tier
 from daskinfer.device.base import Device
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.cache")
+logger = Log("cache")
 
 #: Folder of the disk tier, within the directory that a user gives.
 FOLDER = "daskinfer-cache"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,10 @@ from daskinfer.cache.keys import CacheKey
 from daskinfer.cache.policy import TierPolicy
 from daskinfer.cache.records import VERSION, CorruptError, Record, seal, unseal
 from daskinfer.cache.tiers import Entry, Tier, UnstorableError
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.cache")
+logger = Log("cache")
 
 #: File systems give out space in blocks of this size.
 _BLOCK = 4096
@@ -172,7 +173,7 @@ class DiskTier(Tier):
         try:
             parts = seal(Record(created, entry.key.full, self.hold(entry).value))
         except Exception as error:  # of the value's own code
-            logger.debug("The disk cannot hold a value: %r", error)
+            logger.debug("The disk cannot hold a value: %s", origin(error))
             return False
         size = _blocks(sum(map(len, parts)))
         if size > self.policy.nbytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Iterable, Mapping
@@ -18,8 +17,10 @@ from daskinfer.cache.policy import TIERS, TierPolicy
 from daskinfer.cache.residence import to_device
 from daskinfer.cache.tiers import DeviceTier, Entry, HostTier, Tier
 from daskinfer.device.base import Device
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.cache")
+logger = Log("cache")
 
 #: One for each last byte of a digest.
 _LOCKS = 256
@@ -149,7 +150,7 @@ class Ladder:
         try:
             live = entry.live()
         except Exception as error:  # a class that is gone, or its own code
-            logger.info("A cached value cannot be restored: %r", error)
+            logger.info("A cached value cannot be restored: %s", origin(error))
             self._discard(entry.key.digest)
             return MISSING
         shared = isinstance(tier, DeviceTier | HostTier)
@@ -166,7 +167,7 @@ class Ladder:
                 value = to_device(value, self._device)
             return value
         except Exception as error:  # there is no memory for it
-            logger.info("A cached value cannot be copied: %r", error)
+            logger.info("A cached value cannot be copied: %s", origin(error))
             return MISSING
 
     def put(
@@ -244,7 +245,7 @@ def _given(tier: Tier, entry: Entry | None) -> Entry | None:
     try:
         return None if entry is None else tier.give(entry)
     except Exception as error:  # the device is gone
-        logger.warning("A cached value on the device is lost: %r", error)
+        logger.warning("A cached value on the device is lost: %s", origin(error))
         return None
 
 

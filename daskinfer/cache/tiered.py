@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from daskinfer.cache.residence import off_host, to_host
 from daskinfer.cache.statistics import CacheStatistics, Counter
 from daskinfer.cache.tiers import Entry
 from daskinfer.device.base import Device
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.cache")
+logger = Log("cache")
 
 #: Entries that a put moves down because their time is over. More than one, to keep up
 #: with what is put; few, so that nobody waits.
@@ -307,6 +308,8 @@ class TieredCache:
             if self._copy:
                 value = isolate(value)
         except Exception as error:  # the value's own code, or the device
-            logger.info("A value of type %s is not cached: %r", type(value), error)
+            logger.info(
+                "A value of type %s is not cached: %s", type(value), origin(error)
+            )
             return None
         return Entry(key, self._clock.monotonic(), value, marked=bool(places))

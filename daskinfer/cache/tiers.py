@@ -6,7 +6,6 @@ its own form: tensors on the device, live objects, or bytes.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +22,15 @@ from daskinfer.cache.residence import to_device, to_host
 from daskinfer.cache.statistics import COUNTED, Counter, TierStatistics
 from daskinfer.cache.ttl import TTL
 from daskinfer.device.base import Device
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 
 #: What an entry takes besides key and value: itself and its places in four dicts and
 #: a heap, measured. Without it, many small entries would take far more than the budget.
 ENTRY_BYTES = 700
 
 
-logger = logging.getLogger("distributed.inference.cache")
+logger = Log("cache")
 
 
 class UnstorableError(Exception):
@@ -169,7 +170,9 @@ class Tier(ABC):
         try:
             held = self.hold(entry)
         except Exception as error:  # of the value's own code, or the device
-            logger.debug("The tier %s cannot hold a value: %r", self.name, error)
+            logger.debug(
+                "The tier %s cannot hold a value: %s", self.name, origin(error)
+            )
             return False
         if held.weight > self.policy.nbytes:
             return False

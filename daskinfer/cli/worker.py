@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ from distributed.utils import import_term
 
 from daskinfer.cli.command import Command, Failed, one_line
 from daskinfer.device_workers import DeviceWorkers
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.worker")
+logger = Log("worker")
 
 # Those make no sense where one command starts several workers, each with a nanny.
 _LEFT_OUT = {

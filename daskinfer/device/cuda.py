@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import warnings
@@ -11,9 +10,10 @@ from typing import ClassVar
 from daskinfer.device.accelerator import AcceleratorDevice
 from daskinfer.device.base import BackendReport, text_of
 from daskinfer.device.loading import load_torch
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 
-logger = logging.getLogger("distributed.inference.device")
+logger = Log("device")
 
 # The errors after which CUDA answers every later call with the same error.
 # Source: the cudaError_t list of the CUDA runtime API, where the entry says that the

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -21,8 +20,9 @@ from daskinfer.device.base import BackendReport, DeviceReport
 from daskinfer.device.cuda import CudaDevice
 from daskinfer.device.loading import AUTOLOAD, load_torch, npu_is_installed
 from daskinfer.device.npu import NpuDevice
+from daskinfer.logs import Log
 
-logger = logging.getLogger("distributed.inference.device")
+logger = Log("device")
 
 RESOURCE_NAMES = {"npu": "NPU", "cuda": "GPU"}
 """The Dask resource that a worker declares for its device."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,8 @@ from distributed.metrics import monotonic
 from daskinfer import payload
 from daskinfer.cache import CacheKey
 from daskinfer.cache.contents import isolate
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 from daskinfer.worker.execution import Call, Outcome
 from daskinfer.worker.inputs import load_call
 from daskinfer.worker.pending import MISSING
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from daskinfer.worker.caching import Caches
     from daskinfer.worker.job import Job
 
-logger = logging.getLogger("distributed.inference.caching")
+logger = Log("caching")
 
 #: Seconds after which the scheduler is to know that a batch is still looked up.
 _LONG = 0.010
@@ -236,7 +237,7 @@ def _execute(
             try:
                 copies[key] = copy_of(outcome.results[key])
             except Exception as error:  # or the value's own code
-                logger.debug("A result is not cached: %r", error)
+                logger.debug("A result is not cached: %s", origin(error))
     return outcome, copies
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +13,7 @@ from daskinfer import protocol
 from daskinfer.cache.contents import nbytes
 from daskinfer.caching import CachePolicy
 from daskinfer.failure import contain
+from daskinfer.logs import Log
 from daskinfer.worker.pending import Pending
 from daskinfer.worker.result_cache import ResultCache, ids
 from daskinfer.worker.threads import run_on
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daskinfer.cache import CacheKey
     from daskinfer.worker.job import Job
 
-logger = logging.getLogger("distributed.inference.caching")
+logger = Log("caching")
 
 #: Milliseconds between looks at memory and time, as often as Dask looks at memory.
 _TEND_EVERY = 100

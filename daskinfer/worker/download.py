@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from daskinfer.failure import describe
 if TYPE_CHECKING:
     from daskinfer.artifact.partial import Partial
 
-logger = logging.getLogger("distributed.inference.weights")
 
 #: Failures of the scheduler itself after which a download is given up.
 _ORIGIN_TRIES = 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import threading
 import traceback
@@ -16,6 +15,7 @@ from distributed.metrics import monotonic
 
 from daskinfer import protocol, transport
 from daskinfer.failure import describe, dump_failure
+from daskinfer.logs import Log
 from daskinfer.worker.building import Builder
 from daskinfer.worker.inputs import frames
 from daskinfer.worker.parking import Parking
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from daskinfer.worker.models import ResidentModel
     from daskinfer.worker.parking import Which
 
-logger = logging.getLogger("distributed.inference.loading")
+logger = Log("loading")
 
 _here = threading.local()
 
@@ -214,7 +214,9 @@ class Loader:
             self._resuming.discard(which)
             self._say_evicted(which)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("Loading %r %r failed", *which, exc_info=error)
+            logger.error(
+                "Loading %r %r failed", *which, exc_info=error, **_about(*which)
+            )
 
     async def _load(
         self,
@@ -245,7 +247,7 @@ class Loader:
                 return
             report |= told
         except Exception as error:
-            logger.info("Could not load %r %r", name, version, exc_info=True)
+            logger.info("Could not load %r %r", *which, exc_info=True, **_about(*which))
             self.models.pop(which, None)
             parked = None
             report["failure"] = dump_failure(error)
@@ -334,6 +336,11 @@ class Loader:
 
     def _say_evicted(self, which: Which) -> None:
         tell_parked(self._worker, which, False)
+
+
+def _about(name: str, version: str) -> dict[str, Any]:
+    stimulus_id = f"daskinfer-load-{name}-{version}"
+    return {"deployment": name, "version": version, "stimulus_id": stimulus_id}
 
 
 def _digest_of(error: Exception) -> str:

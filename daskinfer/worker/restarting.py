@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, cast
+
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-logger = logging.getLogger("distributed.inference.restarting")
+logger = Log("restarting")
 
 
 async def start_anew(worker: Worker, reason: str, stimulus_id: str) -> None:
@@ -39,7 +40,10 @@ async def start_anew(worker: Worker, reason: str, stimulus_id: str) -> None:
     except Exception:
         # They are computed again then.
         logger.warning(
-            "Results of %s could not be moved", worker.address, exc_info=True
+            "Results of %s could not be moved",
+            worker.address,
+            exc_info=True,
+            stimulus_id=stimulus_id,
         )
     async with worker.rpc(cast(str, worker.nanny)) as nanny:
         # No answer comes: that is the end of this process.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -22,7 +21,6 @@ from daskinfer.worker.pending import MISSING, Pending
 if TYPE_CHECKING:
     from daskinfer.caching import CachePolicy
 
-logger = logging.getLogger("distributed.inference.caching")
 
 #: As many are told to the scheduler of what is here.
 MOST_REPORTED = 20_000

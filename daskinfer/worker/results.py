@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
 from daskinfer import protocol, transport
 from daskinfer.exceptions import ResultNotKept
-from daskinfer.failure import dump_failure
+from daskinfer.failure import dump_failure, origin
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from daskinfer.protocol import Failure
 
-logger = logging.getLogger("distributed.inference.results")
+logger = Log("results")
 
 
 def store(worker: Worker, results: dict[Key, Any], stimulus_id: str) -> dict[str, Any]:
@@ -126,10 +126,10 @@ def packed(values: list[Any]) -> protocol.Pack | None:
     """Values as a message carries them; None if one of them cannot be pickled."""
     try:
         header, frames = transport.pack(values)
-    except Exception:
+    except Exception as error:
         # Clients fetch them one by one, and hear then from Dask which cannot be sent.
         told = counted(len(values), "result")
-        logger.info("Could not pack %s", told, exc_info=True)
+        logger.info("Could not pack %s: %s", told, origin(error))
         return None
     return {"header": header, "frames": [_as_part(frame) for frame in frames]}
 

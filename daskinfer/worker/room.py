@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from daskinfer import config
 from daskinfer.device import RESOURCE_NAMES, has_own_memory, open_device
 from daskinfer.exceptions import ModelTooLarge
+from daskinfer.logs import Log
 from daskinfer.weights import too_large
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from daskinfer.device import Device, DeviceReport
 
-logger = logging.getLogger("distributed.inference.room")
+logger = Log("room")
 
 
 class Room:

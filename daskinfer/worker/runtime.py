@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from types import MappingProxyType
@@ -15,6 +14,8 @@ from distributed.metrics import monotonic
 
 from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
+from daskinfer.failure import origin
+from daskinfer.logs import Log
 from daskinfer.streams import tune
 from daskinfer.worker.cached_run import CachedRun
 from daskinfer.worker.caching import Caches
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from daskinfer.worker.execution import Call
 
-logger = logging.getLogger("distributed.inference.runtime")
+logger = Log("runtime")
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +46,13 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
         try:
             handler(self, **message)
         except Exception:
-            logger.exception("%s failed; the message is lost", handler.__name__)
+            logger.exception(
+                "%s failed; the message is lost",
+                handler.__name__,
+                deployment=message.get("name"),
+                version=message.get("version"),
+                stimulus_id=message.get("stimulus_id"),
+            )
 
     return handle
 
@@ -246,11 +253,21 @@ class InferenceRuntime(WorkerPlugin):
             self._report(job.batch, outcome, job, missing)
         except Exception as error:
             if not self.is_closing:
-                logger.exception("Batch %s could not be run", job.batch)
+                self._tell_failed(job, error)
             self._report(job.batch, Outcome(errors=dict.fromkeys(job.payloads, error)))
         finally:
             del self.jobs[job.batch]
             job.done.set_result(None)
+
+    def _tell_failed(self, job: Job, error: Exception) -> None:
+        about: dict[str, Any] = {
+            "deployment": job.model.name,
+            "version": job.model.version,
+            "stimulus_id": f"daskinfer-run-{job.batch}",
+        }
+        told = "Batch %s could not be run: %s"
+        logger.error(told, job.batch, origin(error), **about)
+        logger.debug(told, job.batch, origin(error), exc_info=error, **about)
 
     def _device_is_held(self) -> None:
         for job in self.jobs.values():
@@ -340,7 +357,12 @@ class InferenceRuntime(WorkerPlugin):
     @guarded
     def replace(self, reason: str, stimulus_id: str) -> None:
         """Have the Nanny start this process anew."""
-        logger.warning("Replacing the process of %s: %s", self.worker.address, reason)
+        logger.warning(
+            "Replacing the process of %s: %s",
+            *(self.worker.address, reason),
+            stimulus_id=stimulus_id,
+            limited=False,
+        )
         # Not as one of the worker's own background tasks: closing cancels those.
         self.worker.loop.add_callback(start_anew, self.worker, reason, stimulus_id)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distributed.utils import offload
+
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from daskinfer.device import Device, DeviceReport
     from daskinfer.worker.models import ResidentModel
 
-logger = logging.getLogger("distributed.inference.telemetry")
+logger = Log("telemetry")
 
 #: By kind of device, its name among the metrics. Dask has one for GPUs.
 METRICS = {"npu": "npu", "cuda": "gpu"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskinfer import protocol
 from daskinfer.failure import describe
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskinfer.worker.models import ResidentModel
     from daskinfer.worker.parking import Parking, Which
 
-logger = logging.getLogger("distributed.inference.unloading")
+logger = Log("unloading")
 
 
 class Unloader:
@@ -134,7 +134,7 @@ class Unloader:
             pending.clear()
             await self._free(which, models, keep)
         except Exception:
-            logger.exception("Unloading %r %r failed", *which)
+            logger.exception("Unloading %r %r failed", *which, **_about(*which))
         finally:
             self._under_way.pop(number).ended.set_result(None)
         message: protocol.UnloadedMessage = {
@@ -216,7 +216,13 @@ class Unloader:
             self._worker.address,
             *which,
             describe(error),
+            **_about(*which),
         )
+
+
+def _about(name: str, version: str) -> dict[str, Any]:
+    stimulus_id = f"daskinfer-unload-{name}-{version}"
+    return {"deployment": name, "version": version, "stimulus_id": stimulus_id}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import weakref
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from daskinfer import config, protocol
 from daskinfer.artifact.pacing import Pace
 from daskinfer.artifact.partial import FilePartial, MemoryPartial
 from daskinfer.artifact.store import Held, Store
+from daskinfer.logs import Log
 from daskinfer.transport import read
 from daskinfer.worker.download import Download, as_bytes, to_its_end
 from daskinfer.worker.elsewhere import Elsewhere
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from daskinfer.artifact.chunks import Chunks
     from daskinfer.artifact.partial import Partial
 
-logger = logging.getLogger("distributed.inference.weights")
+logger = Log("weights")
 
 _FOLDER = "daskinfer-artifacts"
 

@@ -8,8 +8,9 @@ needs Bokeh; the plots do, one module each.
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import TYPE_CHECKING
+
+from daskinfer.logs import Log
 
 if TYPE_CHECKING:
     from scheduler_plugins.dashboard.feed import Feed
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
-logger = logging.getLogger("distributed.inference.dashboard")
+logger = Log("dashboard")
 
 
 def install(plugin: InferencePlugin) -> Feed | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from daskinfer.logs import Log
 from scheduler_plugins.cache_calls import cache_status
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.inference import InferencePlugin
 
-logger = logging.getLogger("distributed.inference.dashboard")
+logger = Log("dashboard")
 
 #: Seconds between two questions.
 _EVERY = 2.0
@@ -62,7 +62,11 @@ class CacheWatch:
         try:
             told = await cache_status(self._plugin.tasks, deployment)
         except Exception:
-            logger.exception("The caches of %r could not be asked", deployment.name)
+            logger.exception(
+                "The caches of %r could not be asked",
+                deployment.name,
+                deployment=deployment.name,
+            )
         else:
             self._told[deployment.name] = told
 

@@ -291,6 +291,11 @@ class Facts:
         """Begin something that ends with the scheduler at the latest."""
         self.scheduler._ongoing_background_tasks.call_soon(function, *args)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the scheduler is on its way out."""
+        return self.scheduler.status != Status.running
+
     def has_worker(self, address: str) -> bool:
         """Whether a worker is part of the cluster."""
         return address in self.scheduler.workers

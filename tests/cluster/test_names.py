@@ -84,7 +84,7 @@ async def _done(model: Any) -> Any:
 async def test_the_scheduler_refuses_what_a_client_did_not(
     c: Any, s: Any, a: Any, name: str
 ) -> None:
-    with pytest.raises(ValueError, match="^name must"):
+    with pytest.raises(ValueError, match=r"^name must"):
         await daskinfer.deploy(c, abs, name=name)
     await install(c)
     message = plan_of(abs, name="m").to_message()
@@ -98,7 +98,7 @@ async def test_the_scheduler_refuses_what_a_client_did_not(
     assert not engine(s).registry.deployments
 
     model = await daskinfer.deploy(c, Probe(), name="m")
-    with pytest.raises(ValueError, match="^version must"):
+    with pytest.raises(ValueError, match=r"^version must"):
         await model.update(Probe(), version=name)
     update = {
         **{"name": "m", "version": name, "artifact": message["artifact"]},
