@@ -46,6 +46,7 @@ from daskinfer.handle import Model
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
+from daskinfer.story import Story, StoryEntry
 
 if TYPE_CHECKING:
     from daskinfer.cluster import LocalCluster
@@ -79,6 +80,8 @@ __all__ = [
     "RequestInfo",
     "RetryPolicy",
     "SchedulerLost",
+    "Story",
+    "StoryEntry",
     "TierPolicy",
     "UnknownDeployment",
     "UpdateAborted",

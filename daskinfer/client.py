@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from distributed import Client, Future, default_client
+from distributed.metrics import monotonic
 from distributed.worker import get_client, get_worker
 
 from daskinfer import config
@@ -15,14 +17,19 @@ from daskinfer.installation import calls, install, is_same_scheduler
 from daskinfer.logs import Log
 from daskinfer.loss import is_lost, scheduler_lost
 from daskinfer.status import DeploymentStatus, RequestInfo
+from daskinfer.story import Story
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dask.typing import Key
 
 logger = Log("client")
 
 #: Digits of a version's digest by which keys of tasks tell models apart.
 _DIGEST = 16
+#: Seconds that a request may take longer to the scheduler than a question about it.
+_COMING = 2.0
 
 
 def client_of(name: str, own: Client | None) -> Client:
@@ -220,6 +227,37 @@ async def _info(client: Client, future: Future[Any]) -> RequestInfo:
     if answer is None:
         raise ValueError(f"{future.key!r} was not made by a deployment")
     return RequestInfo(**answer)
+
+
+def story(model: Model, future: Future[Any] | Key) -> Story:
+    """Tell one request's life, as :meth:`Model.story` documents."""
+    client = model.client
+    key = future.key if isinstance(future, Future) else future
+    # The request itself travels another way, and may come after this question.
+    is_coming = isinstance(future, Future) and future.status == "pending"
+    waits = _COMING if is_coming else 0.0
+    return cast(Story, client.sync(_story, client, model.name, key, waits))
+
+
+async def _story(client: Client, name: str, key: Key, waits: float) -> Story:
+    await install(client)
+    until = monotonic() + waits
+    answer = await calls(client).daskinfer_story(name=name, key=key)
+    while answer["status"] == "unknown" and monotonic() < until:
+        await asyncio.sleep(0.01)
+        answer = await calls(client).daskinfer_story(name=name, key=key)
+    if answer["status"] == "unknown":
+        raise ValueError(
+            f"the scheduler knows of no request {key!r}: give a future of the model, "
+            "or its key; requests whose futures are gone are forgotten after a while"
+        )
+    if answer["status"] == "other":
+        own = answer["name"]
+        raise ValueError(
+            f"{key!r} is a request to {own!r}, not to {name!r}: ask "
+            f"daskinfer.get(client, {own!r}).story(...)"
+        )
+    return Story.from_message(answer)
 
 
 def _unknown(name: str, found: Mapping[str, Any]) -> str:

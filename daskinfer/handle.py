@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from daskinfer.status import DeploymentStatus
+    from daskinfer.story import Story
 
 __all__ = ["NO_OPTIONS", "BoundModel", "CallOptions", "Model"]
 
@@ -244,6 +245,44 @@ class Model(Versioned):
         from daskinfer.client import status
 
         return status(self)
+
+    def story(self, future: Future[Any] | Key) -> Story:
+        """Tell what has happened to one request, with times.
+
+        What the engine has done with it, what Dask remembers of its task, and what the
+        workers that had it remember of its batches.
+
+        Parameters
+        ----------
+        future
+            A future of this model, whatever has become of it, or its key. Of requests
+            whose futures are gone the scheduler remembers the latest 10,000.
+
+        Returns
+        -------
+        daskinfer.Story
+            Printed, a table. Awaitable with an asynchronous client.
+
+        Raises
+        ------
+        ValueError
+            The scheduler does not know the request, or it is not one to this model.
+
+        Examples
+        --------
+        >>> import daskinfer
+        >>> from distributed import Client
+        >>> with Client(processes=False, dashboard_address=":0") as client:
+        ...     model = daskinfer.deploy(client, lambda x: x + 1, name="next")
+        ...     future = model.submit(1)
+        ...     answer = future.result()
+        ...     story = model.story(future)
+        >>> story.state, story.events
+        ('answered', ['submitted', 'queued', 'sent', 'done', 'answered'])
+        """
+        from daskinfer.client import story
+
+        return story(self, future)
 
     def cache_clear(self) -> None:
         """Forget all cached results of this deployment, on every worker and its disk.

@@ -67,6 +67,7 @@ CHANGE = "daskinfer_change"
 DESCRIBE = "daskinfer_describe"
 STATUS = "daskinfer_status"
 INFO = "daskinfer_info"
+STORY = "daskinfer_story"
 ARTIFACT = "daskinfer_artifact"
 GATHER = "daskinfer_gather"
 CLEAR = "daskinfer_clear"
@@ -78,6 +79,7 @@ WITHDRAW = "daskinfer_withdraw"
 FETCH = "daskinfer_fetch"
 CACHE_STATISTICS = "daskinfer_cache_statistics"
 CACHE_CLEAR = "daskinfer_cache_clear"
+RECALL = "daskinfer_recall"
 
 #: Calls to both.
 CHUNK = "daskinfer_chunk"
@@ -298,6 +300,19 @@ class HelloMessage(TypedDict):
     devices: dict[str, str]
     reasons: dict[str, str]
     room: dict[str, int]
+
+
+class Recalled(TypedDict):
+    """What a worker remembers of a batch; how many seconds ago it came, and so on.
+
+    None where it has not begun to run, was not run at all, or has not ended.
+    """
+
+    batch: str
+    device: str
+    came: float
+    began: float | None
+    ended: float | None
 
 
 class Failure(TypedDict):

@@ -185,6 +185,7 @@ class Dispatcher:
         Nobody is to blame for that who was not running when it broke.
         """
         for batch, requests in self._take_out(address):
+            self.recovery.sent_back(batch, requests)
             self.running.release(requests, f"{batch.stimulus_id}-back")
         self.wake()
 

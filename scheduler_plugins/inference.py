@@ -36,6 +36,7 @@ from scheduler_plugins.replacing import Replacing
 from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Routing
 from scheduler_plugins.service import Service
+from scheduler_plugins.stories import Stories
 from scheduler_plugins.swapping import Swapping
 from scheduler_plugins.taskstate import TaskStates
 from scheduler_plugins.unloading import Unloading
@@ -144,6 +145,7 @@ class InferencePlugin(SchedulerPlugin):
         )
         self.service = Service(self)
         self.descriptions = Descriptions(self)
+        self.stories = Stories(self)
         self.configured = Configured(self)
         self.readiness = Readiness(self)
         self.tasks.guard(self.requests.__contains__, self._wanted_workers)
@@ -165,6 +167,7 @@ class InferencePlugin(SchedulerPlugin):
         scheduler.handlers.update(
             self.service.handlers()
             | self.descriptions.handlers()
+            | self.stories.handlers()
             | self.versions.handlers()
             | self.distribution.calls()
         )

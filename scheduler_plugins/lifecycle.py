@@ -25,6 +25,7 @@ from scheduler_plugins.outcomes import (
     RESTARTED,
     cause_of,
 )
+from scheduler_plugins.trail import SUBMITTED, Past, Trail
 
 if TYPE_CHECKING:
     from daskinfer.exceptions import InferenceError
@@ -66,6 +67,8 @@ class Lifecycle:
     ----------
     doomed
         Requests that are about to fail, each with its ``error``.
+    past
+        What happened to those whose tasks are gone.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Lifecycle:
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         self.doomed: list[Request] = []
+        self.past = Past()
         self._tasks = tasks
         self._registry = registry
         self._routing = routing
@@ -95,6 +99,7 @@ class Lifecycle:
         for request in self._requests.values():
             if not request.ended:
                 self._cancel(request, RESTARTED)
+            self.past.add(request.key, request.name, request.trail)
         self._requests.clear()
         self.doomed.clear()
 
@@ -105,6 +110,8 @@ class Lifecycle:
     def arrived(self, request: Request) -> None:
         """A request is there; it may have to wait for its inputs first."""
         self._requests[request.key] = request
+        inputs = "it needs results of other tasks" if request.has_dependencies else ""
+        request.trail.note(request.arrived, SUBMITTED, inputs)
         request.arrived_at(self._dispatcher.statistics.get(request.name))
         self._set_deadline(request)
 
@@ -127,6 +134,7 @@ class Lifecycle:
             if not request.ended:
                 dispatcher.deadlines.discard(request.key)
                 self._cancel(request, RELEASED)
+            self.past.add(request.key, request.name, request.trail)
 
     # Waiting
 
@@ -183,14 +191,14 @@ class Lifecycle:
     def _end(self, request: Request, *, succeeded: bool) -> None:
         request.ended = True
         self._dispatcher.deadlines.discard(request.key)
+        now = monotonic()
         if succeeded:
-            self._note(request, CACHED if request.was_cached else COMPUTED)
+            self._note(request, CACHED if request.was_cached else COMPUTED, now)
         else:
-            self._note(request, ("failed", request.cause or DASK))
+            self._note(request, ("failed", request.cause or DASK), now)
         counts, figures = request.counts, request.figures
         if counts is None:
             return
-        now = monotonic()
         if succeeded:
             counts.succeeded([now - request.arrived], now)
         else:
@@ -205,11 +213,12 @@ class Lifecycle:
                 figures.failed()
 
     def _cancel(self, request: Request, how: tuple[str, str]) -> None:
-        self._note(request, how)
+        self._note(request, how, monotonic())
         if request.counts is not None:
             request.counts.cancelled += 1
 
-    def _note(self, request: Request, how: tuple[str, str]) -> None:
+    def _note(self, request: Request, how: tuple[str, str], now: float) -> None:
+        request.trail.note(now, *how)
         counts = request.counts
         lines = self._dispatcher.lines
         outcomes = lines.elsewhere if counts is None else counts.outcomes
@@ -217,6 +226,12 @@ class Lifecycle:
 
     def refused(self, name: object, keys: Iterable[Key]) -> None:
         """Requests of a message that could not be read; most never became any."""
+        keys = list(keys)
+        for key in keys:
+            if key not in self._requests:
+                trail = Trail()
+                trail.note(monotonic(), *REFUSED)
+                self.past.add(key, str(name), trail)
         count = sum(key not in self._requests for key in keys)
         lines = self._dispatcher.lines
         counts = lines.statistics.get(name) if isinstance(name, str) else None

@@ -19,6 +19,7 @@ from scheduler_plugins.placement import resolve
 from scheduler_plugins.queueing import RequestQueue
 from scheduler_plugins.request import Request
 from scheduler_plugins.statistics import Figures, Statistics
+from scheduler_plugins.trail import Attempt
 
 if TYPE_CHECKING:
     from scheduler_plugins.deployment import Deployment, Version
@@ -50,7 +51,7 @@ class Batch:
     One that is ``overdue`` is past its time limit. One that ``died`` was running when
     its worker was lost. Those that were ``given_up`` run elsewhere by now. The worker
     was not told: its late results are taken if they come first. It is ``predicted`` to
-    take so many seconds on the device.
+    take so many seconds on the device. The ``attempt`` is what its requests keep of it.
     """
 
     batch_id: str
@@ -66,6 +67,11 @@ class Batch:
     died: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
     predicted: float | None = None
+    attempt: Attempt = field(init=False)
+
+    def __post_init__(self) -> None:
+        about = self.batch_id, self.line.version, self.device.name, self.rows
+        self.attempt = Attempt(*about, len(self.requests), self.sent_at)
 
     @property
     def stimulus_id(self) -> str:

@@ -16,6 +16,7 @@ from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.outcomes import cause_of
 from scheduler_plugins.retrying import Fail
+from scheduler_plugins.trail import HELD_BACK, INTERRUPTED
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch, Line
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from scheduler_plugins.taskstate import TaskStates
 
 logger = Log("recovery")
+
+#: How attempts end that are charged, before the worker's address.
+_WHY: dict[type[RequestFailed], str] = {
+    WorkerLost: "its process ended on",
+    BatchTimeout: "the batch ran for too long on",
+    DeviceError: "the device broke on",
+}
 
 
 class Recovery:
@@ -101,6 +109,7 @@ class Recovery:
     ) -> None:
         """Charge those who were running; run them isolated, or let them fail."""
         batch.line.figures.measures.interrupted[cause_of(kind)] += len(requests)
+        self._note(requests, f"{_WHY[kind]} {batch.device.name}")
         for request in requests:
             request.charges += 1
             request.solo += alone
@@ -132,7 +141,13 @@ class Recovery:
                 request.group = (batch.batch_id, number)
                 self._requeue(request, batch.line)
 
+    def _note(self, requests: Sequence[Request], told: str) -> None:
+        now = monotonic()
+        for request in requests:
+            request.trail.note(now, INTERRUPTED, told)
+
     def _count_bystanders(self, batch: Batch, requests: Sequence[Request]) -> None:
+        self._note(requests, f"{batch.device.name} died before the batch began there")
         for request in requests:
             request.bystander += 1
         suspects = [r for r in requests if r.bystander >= isolation.BYSTANDER_LIMIT]
@@ -150,10 +165,15 @@ class Recovery:
     def moved(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Requests were taken away from a device that does not answer."""
         batch.line.figures.measures.interrupted["late"] += len(requests)
+        self._note(requests, f"{batch.device.name} is late, and others are asked")
         for request in requests:
             self._requeue(request, batch.line)
 
     # Devices that break
+
+    def sent_back(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Requests wait again whose device broke before they were run."""
+        self._note(requests, f"the device broke before, on {batch.device.name}")
 
     def device_failed(
         self, batch: Batch, requests: Sequence[Request], reason: str
@@ -176,6 +196,8 @@ class Recovery:
     def hold_back(self, request: Request, line: Line, until: float) -> None:
         """Let a request wait for nothing but a monotonic time, in seconds."""
         line = self._line_of(request, line)
+        told = f"for {max(until - monotonic(), 0.0):.3g} s, before it is tried again"
+        request.trail.note(monotonic(), HELD_BACK, told)
         if request.queue is not None:
             request.queue.discard(request)
         if not request.delayed:

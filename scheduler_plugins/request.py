@@ -10,6 +10,7 @@ from dask.typing import Key
 
 from scheduler_plugins.routing import Edition
 from scheduler_plugins.statistics import Figures, Statistics
+from scheduler_plugins.trail import BEGUN_AGAIN, Trail
 
 if TYPE_CHECKING:
     from scheduler_plugins.queueing import RequestQueue
@@ -87,6 +88,8 @@ class Request:
         The hash of what it says, where its client has told.
     was_cached
         Whether its answer was found, or computed for another request that is equal.
+    trail
+        What has happened to it.
     """
 
     key: Key
@@ -126,6 +129,7 @@ class Request:
     figures: Figures | None = field(default=None, repr=False)
     content: bytes | None = field(default=None, repr=False)
     was_cached: bool = False
+    trail: Trail = field(default_factory=Trail, repr=False)
     _entry: Entry | None = field(default=None, repr=False)
 
     @property
@@ -143,6 +147,7 @@ class Request:
         """Begin anew, as another request: the result was lost, or the user retries."""
         if self.counts is not None:
             self.counts.arrived()
+        self.trail.note(now, BEGUN_AGAIN)
         self.ended, self.order, self.arrived = False, None, now
         self.attempts, self.misses, self.was_cached, self.cause = 0, 0, False, ""
         self.charges = self.solo = self.bystander = 0

@@ -13,6 +13,7 @@ from scheduler_plugins.line import Batch, LaneKey, Line
 from scheduler_plugins.outcomes import INPUTS
 from scheduler_plugins.sending import pickle_inputs, run_message
 from scheduler_plugins.settling import Settlement
+from scheduler_plugins.trail import SENT
 
 if TYPE_CHECKING:
     from scheduler_plugins.batching import Send
@@ -100,6 +101,7 @@ class Running:
         retries = 0
         for request in batch.requests.values():
             request.batch, request.dispatched = batch_id, now
+            request.trail.note(now, SENT, batch.attempt)
             request.attempts += 1
             retries += request.attempts > 1
             request.cause = ""
@@ -230,6 +232,7 @@ class Running:
             # Given up already: its requests are running elsewhere, or not wanted.
             self._tasks.complete(message, {}, address, {}, lambda key: {}, {})
             return None, []
+        batch.attempt.answered(now, message)
         line, own = batch.line, dict(batch.requests)
         self._close(batch)
         passes = message["passes"]

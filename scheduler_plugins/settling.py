@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed.metrics import time
+from distributed.metrics import monotonic, time
 
 from daskinfer import protocol
+from daskinfer.failure import type_of
 from daskinfer.wording import counted
 from scheduler_plugins.outcomes import INPUTS, cause_on_worker
+from scheduler_plugins.trail import INTERRUPTED
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch
@@ -89,6 +91,8 @@ class Settlement:
                     # Should the user's `retries=` allow another attempt.
                     requests[key].tried |= {address}
                     requests[key].cause = cause_on_worker(failed[key])
+                    why = f"{type_of(failed[key])} was raised on {address}"
+                    requests[key].trail.note(monotonic(), INTERRUPTED, why)
             self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
         missing = [
             key
@@ -116,6 +120,8 @@ class Settlement:
         for key in missing:
             request = requests[key]
             request.misses += 1
+            told = f"its inputs were not where {address} looked for them"
+            request.trail.note(monotonic(), INTERRUPTED, told)
             request.tried |= {address}
             if request.misses >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(

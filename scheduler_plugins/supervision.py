@@ -99,6 +99,7 @@ class Supervision:
         What it waits for is nobody's fault: only the time it runs is limited.
         """
         device, now = batch.device, monotonic()
+        batch.attempt.waits_for(now, waits_for)
         if waits_for:
             device.waits(batch.batch_id, waits_for, now)
             # Should it decide about a worker, another one may be sooner.

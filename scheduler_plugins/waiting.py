@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distributed.metrics import monotonic
 
 from scheduler_plugins.recovery import Recovery
+from scheduler_plugins.trail import QUEUED
 
 if TYPE_CHECKING:
     from scheduler_plugins.admission import Admission
@@ -74,6 +75,7 @@ class Waiting:
     def _push(self, request: Request, line: Line) -> None:
         if request.delayed:
             self.recovery.forget(request)
+        request.trail.note(monotonic(), QUEUED, line.version)
         request.lane = self._admission.lane_of(request, line)
         line.queue.push(request)
         self._wake()

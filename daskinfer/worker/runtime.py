@@ -25,6 +25,7 @@ from daskinfer.worker.exposition import COLLECTOR
 from daskinfer.worker.inputs import fetch_inputs, load_call
 from daskinfer.worker.job import Job
 from daskinfer.worker.loading import Loader
+from daskinfer.worker.recollection import Recollection
 from daskinfer.worker.reporting import Reporter
 from daskinfer.worker.restarting import start_anew
 from daskinfer.worker.results import forget, pack_small
@@ -115,6 +116,7 @@ class InferenceRuntime(WorkerPlugin):
         self.loader = Loader(worker, self.device, self.caches)
         self.telemetry = Telemetry(worker, self.loader.models)
         self._reporter = Reporter(worker)
+        self._recollection = Recollection(self.jobs)
         self._packed_limit = config.nbytes("gather.small-limit")
         worker.stream_handlers.update(
             {
@@ -127,6 +129,7 @@ class InferenceRuntime(WorkerPlugin):
             }
         )
         worker.handlers[protocol.FETCH] = self.fetch
+        worker.handlers[protocol.RECALL] = self._recollection.recall
         worker.handlers[protocol.CACHE_STATISTICS] = self.caches.statistics
         worker.handlers[protocol.CACHE_CLEAR] = self.caches.clear
         COLLECTOR.add(self)
@@ -257,6 +260,7 @@ class InferenceRuntime(WorkerPlugin):
             self._report(job.batch, Outcome(errors=dict.fromkeys(job.payloads, error)))
         finally:
             del self.jobs[job.batch]
+            self._recollection.ended(job)
             job.done.set_result(None)
 
     def _tell_failed(self, job: Job, error: Exception) -> None:

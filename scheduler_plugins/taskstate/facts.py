@@ -154,6 +154,17 @@ class Facts:
         """What :func:`dask.annotate` has set around a task; None if nothing."""
         return (self.scheduler.tasks[key].annotations or {}).get(name)
 
+    def story(self, key: Key) -> list[tuple[str, str, str, float]]:
+        """What Dask remembers of a task's states, the oldest first.
+
+        Its state before and after, the stimulus id, and the time since the epoch.
+        """
+        return [
+            (told.start, told.finish, told.stimulus_id, told.timestamp)
+            for told in self.scheduler.story(key)
+            if told.key == key
+        ]
+
     def is_parked(self, key: Key) -> bool:
         """Whether a request waits for nothing but a worker."""
         ts = self.scheduler.tasks.get(key)
