@@ -20,6 +20,7 @@ _COMMANDS = {
     "promote": "daskinfer.cli.change:promote",
     "abort": "daskinfer.cli.change:abort",
     "status": "daskinfer.cli.status:status",
+    "story": "daskinfer.cli.story:story",
     "undeploy": "daskinfer.cli.undeploy:undeploy",
     "update": "daskinfer.cli.update:update",
     "worker": "daskinfer.cli.worker:worker",

@@ -78,7 +78,15 @@ def test_the_life_of_a_deployment(run, address, tmp_path, loop):
         model = daskinfer.get(client, "add")
         assert model(np.zeros((1, 3))).tolist() == [[1, 1, 1]]
         assert succeeded(run("rollback", "add")).startswith("add, version 1 ")
-        assert model(np.zeros((1, 3))).tolist() == [[2, 2, 2]]
+        future = model.submit(np.zeros((1, 3)))
+        assert future.result().tolist() == [[2, 2, 2]]
+        table = succeeded(run("story", "add", future.key))
+        assert table.startswith(f"{future.key!r} of 'add', since ")
+        assert "answered" in table.splitlines()[-1]
+        told = json.loads(succeeded(run("story", "add", future.key, "--json")))
+        assert (told["key"], told["state"]) == (future.key, "answered")
+        assert "sent" in [entry["event"] for entry in told["entries"]]
+        assert "knows of no request 'never'" in failed(run("story", "add", "never"))
 
     told = run("update", "add", f"{MODELS}:add", "--version", "3", "--manual")
     assert succeeded(told).startswith("add, version 1 ")
