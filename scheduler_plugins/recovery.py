@@ -16,7 +16,7 @@ from scheduler_plugins import isolation, retrying
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.outcomes import cause_of
 from scheduler_plugins.retrying import Fail
-from scheduler_plugins.trail import HELD_BACK, INTERRUPTED
+from scheduler_plugins.trail import HELD_BACK
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch, Line
@@ -144,7 +144,7 @@ class Recovery:
     def _note(self, requests: Sequence[Request], told: str) -> None:
         now = monotonic()
         for request in requests:
-            request.trail.note(now, INTERRUPTED, told)
+            request.trail.interrupt(now, told)
 
     def _count_bystanders(self, batch: Batch, requests: Sequence[Request]) -> None:
         self._note(requests, f"{batch.device.name} died before the batch began there")

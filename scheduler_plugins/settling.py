@@ -11,7 +11,6 @@ from daskinfer import protocol
 from daskinfer.failure import type_of
 from daskinfer.wording import counted
 from scheduler_plugins.outcomes import INPUTS, cause_on_worker
-from scheduler_plugins.trail import INTERRUPTED
 
 if TYPE_CHECKING:
     from scheduler_plugins.line import Batch
@@ -92,7 +91,7 @@ class Settlement:
                     requests[key].tried |= {address}
                     requests[key].cause = cause_on_worker(failed[key])
                     why = f"{type_of(failed[key])} was raised on {address}"
-                    requests[key].trail.note(monotonic(), INTERRUPTED, why)
+                    requests[key].trail.interrupt(monotonic(), why)
             self._tasks.fail_running(failed, run_ids, address, message["stimulus_id"])
         missing = [
             key
@@ -121,7 +120,7 @@ class Settlement:
             request = requests[key]
             request.misses += 1
             told = f"its inputs were not where {address} looked for them"
-            request.trail.note(monotonic(), INTERRUPTED, told)
+            request.trail.interrupt(monotonic(), told)
             request.tried |= {address}
             if request.misses >= _FETCH_ATTEMPTS:
                 request.error = RuntimeError(

@@ -180,7 +180,7 @@ def _recalled(address: str, answer: Iterable[Recalled], now: float) -> Iterator[
             about = f"{batch} on {told['device']}"
             yield now - told["began"], address, "began", about, ""
         if told["ended"] is not None:
-            yield now - told["ended"], address, "answered", batch, ""
+            yield now - told["ended"], address, "ended", batch, ""
 
 
 def _milliseconds(seconds: float) -> str:

@@ -100,6 +100,21 @@ class Trail:
             del events[_LONGEST // 2]
         events.append((now, what, about))
 
+    def interrupt(self, now: float, told: str) -> None:
+        """Add why an attempt has ended; it may stand in the queue again by then.
+
+        >>> trail = Trail()
+        >>> trail.note(1.0, QUEUED, "1")
+        >>> trail.interrupt(1.1, "its process ended")
+        >>> list(trail)
+        [(1.0, 'interrupted', 'its process ended'), (1.0, 'queued', '1')]
+        """
+        events = self._events
+        again = events.pop() if events and events[-1][1] == QUEUED else None
+        self.note(now if again is None else again[0], INTERRUPTED, told)
+        if again is not None:
+            self.note(*again)
+
     @property
     def is_cut(self) -> bool:
         """Whether some events may be left out in the middle."""

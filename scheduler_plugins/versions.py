@@ -259,8 +259,8 @@ class Versions:
             plugin.swapping.assigned(*(deployment.versions[v] for v in staying))
         self._watch(deployment)
         logger.info(
-            "%r is answered by %s",
-            *(name, deployment.route),
+            "%r is answered by version %r%s",
+            *(name, deployment.active, _canary(deployment)),
             deployment=name,
             version=deployment.active,
             stimulus_id=message["stimulus_id"],
@@ -307,6 +307,15 @@ class Versions:
         canary = str(deployment.route.canary)
         self.plugin.warn(reason, name, canary, _stimulus(name, canary))
         self.enact(deployment, rollout.abort(deployment, reason))
+
+
+def _canary(deployment: Deployment) -> str:
+    route = deployment.route
+    return (
+        ""
+        if route.canary is None
+        else f" and, {route.share:.3g} of it, by {route.canary!r}"
+    )
 
 
 def _stimulus(name: str, version: str) -> str:

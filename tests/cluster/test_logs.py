@@ -80,7 +80,7 @@ async def test_an_update_that_fails(c: Any, s: Any, a: Any) -> None:
 
 @gen_cluster(client=True, nthreads=ONE_WORKER, Worker=Nanny)
 async def test_workers_that_die_and_that_leave(c: Any, s: Any, a: Any) -> None:
-    model = await deploy(c, Probe())
+    model = await deploy(c, np.negative)
     async with Worker(s.address) as leaving:
         await until(lambda: len(engine(s).registry.version("m").ready()) == 2)
         with captured_logger(ENGINE) as log:
@@ -216,8 +216,8 @@ async def test_no_data_is_in_logs_figures_or_pages(
         await wait(futures)
         statuses = {future.status for future in futures}
         assert statuses == {"finished", "error"}
-        gathered = await c.gather(futures, errors="skip")
-        assert MARKER in str(gathered)
+        answers = [await f for f in futures[:1] if f.status == "finished"]
+        assert answers == [MARKER]
         with pytest.raises(UnknownDeployment):
             await daskinfer.Model("gone", client=c).submit(MARKER)
         told = [str(await model.status())]

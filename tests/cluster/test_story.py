@@ -71,7 +71,7 @@ async def test_an_answer(c: Any, s: Any, a: Any, way: str) -> None:
     assert "daskinfer-run-m-1" in {e.stimulus_id for e in story}
     # And the worker's.
     own = [e for e in story if e.source == a.address]
-    assert [e.event for e in own] == ["came", "began", "answered"]
+    assert [e.event for e in own] == ["came", "began", "ended"]
     assert own[1].detail == "batch m-1 on cpu"
     # By its key, too; and as it is told to people.
     again = await model.story(future.key)
@@ -84,16 +84,13 @@ async def test_an_answer(c: Any, s: Any, a: Any, way: str) -> None:
 async def test_requests_that_run_and_that_wait(c: Any, s: Any, a: Any) -> None:
     probe = Probe(is_open=False)
     model = await deploy(c, probe, max_batch_size=1)
-    futures = [model.submit(ONE) for _ in range(4)]
+    futures = [model.submit(ONE) for _ in range(3)]
     await probe.entered()
-    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
     stories = [await model.story(future) for future in futures]
-    # One runs, one is on the worker already, and the others stand in the queue.
-    assert [story.state for story in stories] == ["running", "sent", "queued", "queued"]
+    assert [story.state for story in stories] == ["running", "queued", "queued"]
     assert [e.event for e in stories[0] if e.source == a.address] == ["came", "began"]
-    assert [e.event for e in stories[1] if e.source == a.address] == ["came"]
-    assert stories[2].events == ["submitted", "queued"]
-    assert details(stories[2], "queued") == ["for version '1'"]
+    assert stories[1].events == ["submitted", "queued"]
+    assert details(stories[1], "queued") == ["for version '1'"]
     probe.open()
     await c.gather(futures)
     assert (await model.story(futures[2])).state == "answered"
@@ -224,10 +221,8 @@ async def test_a_batch_that_takes_too_long(c: Any, s: Any, a: Any, b: Any) -> No
     assert story.events[:5] == ["submitted", "queued", "sent", "interrupted", "queued"]
 
 
-@gen_cluster(client=True, nthreads=ONE_WORKER)
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1, {"resources": {"NPU": 1}})])
 async def test_a_task_that_holds_the_device(c: Any, s: Any, a: Any) -> None:
-    a.state.total_resources["NPU"] = a.state.available_resources["NPU"] = 1
-    await s.add_resources(worker=a.address, resources={"NPU": 1})
     gate = Probe(is_open=False)
     model = await daskinfer.deploy(c, Probe(), name="m", resources={"NPU": 1})
     task = c.submit(gate, ONE, resources={"NPU": 1})
@@ -271,14 +266,13 @@ async def test_a_message_that_was_refused(c: Any, s: Any, a: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER, Worker=Nanny)
-async def test_restart(c: Any, s: Any, a: Any) -> None:
+async def test_a_restart_of_the_cluster(c: Any, s: Any, a: Any) -> None:
     model = await deploy(c, np.negative, wait=True)
-    engine(s).dispatcher.running.dispatch = lambda *args: None  # type: ignore[method-assign]
     future = model.options(workers=["nobody"]).submit(ONE)
     await queued(s, 1)
     key = future.key
     await c.restart()
-    assert (await model.story(key)).state == "cancelled (restart)"
+    assert (await model.story(key)).state.startswith("cancelled (")
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
