@@ -466,3 +466,16 @@ async def test_results_can_be_kept_with_the_state_of_a_future(c, s, a):
     require(state.status == "pending", "a new state is not pending")
     state.finish()
     require(state.status == "finished", "a state that has finished does not say so")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_the_states_of_a_task_are_remembered(c, s, a):
+    await c.submit(inc, 1, key="x")
+    told = [move for move in s.story("x") if move.key == "x"]
+    states = [(move.start, move.finish) for move in told]
+    expected = ("processing", "memory")
+    require(states and expected in states, "the story of a task has no states")
+    require(
+        all(move.stimulus_id and move.timestamp for move in told),
+        "the story of a task has no times or stimulus ids",
+    )
