@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import pickle
 import re
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -160,6 +162,22 @@ def copied(error: BaseException | None) -> BaseException | None:
     return again.with_traceback(error.__traceback__)
 
 
+_here = threading.local()
+
+
+class _Discreet(logging.Filter):
+    """Keeps exceptions that cannot be pickled out of Dask's logs.
+
+    It would write down all that they say, though they then travel as their text.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(_here, "is_dumping", False)
+
+
+logging.getLogger("distributed.protocol.pickle").addFilter(_Discreet())
+
+
 def dump_failure(error: BaseException) -> Failure:
     """Put an exception into the form in which Dask ships it.
 
@@ -182,11 +200,14 @@ def dump_failure(error: BaseException) -> Failure:
 
 
 def _dump(error: BaseException) -> Failure:
+    _here.is_dumping = True
     try:
         # Dask looks for the traceback where exceptions are being handled.
         raise error
     except BaseException as caught:
         told = error_message(caught)
+    finally:
+        _here.is_dumping = False
     traceback = told["traceback"]
     if traceback and not isinstance(pickle.loads(traceback.data), TracebackType):
         # Too deep to be pickled, Dask sends its text, on which clients choke.

@@ -131,7 +131,7 @@ class Service:
             limited=False,
         )
         plugin.distribution.hold(artifact, (name, version))
-        plugin.versions.added()
+        plugin.versions.added(deployment)
         for replica in replicas:
             plugin.loading.load(made, replica)
         plugin.swapping.assigned(made)

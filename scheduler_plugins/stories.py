@@ -62,14 +62,14 @@ class Stories:
         found = self._find(key)
         if found is None:
             return {"status": "unknown"}
-        own, events, request = found
+        own, life, request = found
         if own != name:
             return {"status": "other", "name": own}
-        state, problem = self._state(events, request)
+        state, problem = self._state(life, request)
         offset = time() - monotonic()
         entries: list[Entry] = [
             (entry[0] + offset, *entry[1:])
-            for event in events
+            for event in life.events()
             for entry in _engine(event)
         ]
         entries += [
@@ -77,9 +77,9 @@ class Stories:
             for start, finish, stimulus_id, at in self.plugin.tasks.story(key)
             if at >= entries[0][0] - 1.0  # others of the key before are another story
         ]
-        entries += await self._workers(events.attempts()[-_ATTEMPTS:])
+        entries += await self._workers(life.attempts()[-_ATTEMPTS:])
         entries.sort(key=lambda entry: entry[0])
-        if events.is_cut:
+        if life.is_cut:
             told = "some events in the middle may be left out"
             entries.append((time(), _ENGINE, "cut", told, ""))
         return {
@@ -98,9 +98,9 @@ class Stories:
         found = self.plugin.lifecycle.past.find(key)
         return None if found is None else (*found, None)
 
-    def _state(self, events: Trail, request: Request | None) -> tuple[str, str | None]:
+    def _state(self, life: Trail, request: Request | None) -> tuple[str, str | None]:
         """How it is with a request now, and why it is not served."""
-        *_, (_, what, about) = events
+        _, what, about = life.events()[-1]
         if request is None or request.ended:
             end = what in (trail.FAILED, trail.CANCELLED)
             return (f"{what} ({about})" if end else what), None
@@ -159,7 +159,7 @@ def _engine(event: trail.Event) -> Iterator[Entry]:
         f"{counted(about.requests, 'request')}, {counted(about.rows, 'row')}",
         f"daskinfer-run-{about.batch_id}",
     )
-    for then, reason in about.waits:
+    for then, reason in about.waits or ():
         waits = "waits" if reason else "waits no longer"
         yield then, _ENGINE, waits, _WAITS.get(reason, ""), ""
     if about.ended is not None:

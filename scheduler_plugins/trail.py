@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from daskinfer.protocol import DoneMessage
@@ -50,11 +50,11 @@ class Attempt:
     ran: float = 0.0
     passes: int = 0
     device: str = ""
-    waits: list[tuple[float, str]] = field(default_factory=list)
+    waits: list[tuple[float, str]] | None = None
 
     def waits_for(self, now: float, what: str) -> None:
         """The worker says what it waits for; or, with nothing, that it has begun."""
-        self.waits.append((now, what))
+        self.waits = [*(self.waits or ()), (now, what)]
 
     def answered(self, now: float, message: DoneMessage) -> None:
         """The worker has said how it went."""
@@ -63,8 +63,11 @@ class Attempt:
         self.passes = len(message["passes"])
 
 
-class Trail:
+class Trail(list[object]):
     """The events of one request.
+
+    A flat list of their parts, so that the garbage collector has one thing to look at
+    for each request; :meth:`events` gives them one by one.
 
     Examples
     --------
@@ -72,33 +75,24 @@ class Trail:
     >>> trail.note(0.0, QUEUED, "1")
     >>> trail.note(0.5, QUEUED, "1")  # it was only put elsewhere in the queue
     >>> trail.note(1.0, CANCELLED, "released")
-    >>> list(trail)
+    >>> trail.events()
     [(0.0, 'queued', '1'), (1.0, 'cancelled', 'released')]
     """
 
-    __slots__ = ("_events",)
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"<Trail {' → '.join(what for _, what, _ in self._events)}>"
-
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self._events)
-
-    def __len__(self) -> int:
-        return len(self._events)
+        return f"<Trail {' → '.join(what for _, what, _ in self.events())}>"
 
     def note(self, now: float, what: str, about: str | Attempt = "") -> None:
         """Add an event, unless it says what the last one has said."""
-        events = self._events
-        if events and events[-1][1] == what and events[-1][2] == about:
+        if self and self[-2] == what and self[-1] == about:
             return
-        if len(events) == _LONGEST:
+        if len(self) == 3 * _LONGEST:
             # How it began and what came last tell most.
-            del events[_LONGEST // 2]
-        events.append((now, what, about))
+            middle = 3 * (_LONGEST // 2)
+            del self[middle : middle + 3]
+        self += (now, what, about)
 
     def interrupt(self, now: float, told: str) -> None:
         """Add why an attempt has ended; it may stand in the queue again by then.
@@ -106,23 +100,30 @@ class Trail:
         >>> trail = Trail()
         >>> trail.note(1.0, QUEUED, "1")
         >>> trail.interrupt(1.1, "its process ended")
-        >>> list(trail)
+        >>> trail.events()
         [(1.0, 'interrupted', 'its process ended'), (1.0, 'queued', '1')]
         """
-        events = self._events
-        again = events.pop() if events and events[-1][1] == QUEUED else None
-        self.note(now if again is None else again[0], INTERRUPTED, told)
-        if again is not None:
-            self.note(*again)
+        again = self.events()[-1:]
+        if not again or again[0][1] != QUEUED:
+            self.note(now, INTERRUPTED, told)
+            return
+        del self[-3:]
+        self.note(again[0][0], INTERRUPTED, told)
+        self.note(*again[0])
+
+    def events(self) -> list[Event]:
+        """What has happened, in order."""
+        parts: list[Any] = self
+        return list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
 
     @property
     def is_cut(self) -> bool:
         """Whether some events may be left out in the middle."""
-        return len(self._events) == _LONGEST
+        return len(self) == 3 * _LONGEST
 
     def attempts(self) -> list[Attempt]:
         """The batches that it was sent in."""
-        return [about for _, _, about in self if isinstance(about, Attempt)]
+        return [about for _, _, about in self.events() if isinstance(about, Attempt)]
 
 
 class Past:
@@ -138,18 +139,20 @@ class Past:
     """
 
     def __init__(self, maxlen: int = _REMEMBERED) -> None:
-        self._requests: deque[tuple[Hashable, str, Trail]] = deque(maxlen=maxlen)
+        # Keys, names and trails in turn: flat, as they are.
+        self._parts: deque[Any] = deque(maxlen=3 * maxlen)
 
     def __repr__(self) -> str:
-        return f"<Past requests: {len(self._requests)}>"
+        return f"<Past requests: {len(self._parts) // 3}>"
 
     def add(self, key: Hashable, name: str, trail: Trail) -> None:
         """Remember a request to a deployment."""
-        self._requests.append((key, name, trail))
+        self._parts += (key, name, trail)
 
     def find(self, key: Hashable) -> tuple[str, Trail] | None:
         """The deployment and the trail of the latest request of a key."""
-        for known, name, trail in reversed(self._requests):
+        latest = iter(reversed(self._parts))
+        for trail, name, known in zip(latest, latest, latest, strict=True):
             if known == key:
                 return name, trail
         return None

@@ -25,6 +25,7 @@ from scheduler_plugins.trial import Trial
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin
+    from scheduler_plugins.routing import Route
 
 logger = Log("versions")
 
@@ -43,6 +44,7 @@ class Versions:
         self._trials: dict[str, Trial] = {}
         self._policies: dict[str, AbortPolicy] = {}
         self._draining: set[tuple[str, str]] = set()
+        self._told: dict[str, Route] = {}
 
     def __repr__(self) -> str:
         return f"<Versions of {self.plugin!r}>"
@@ -200,11 +202,13 @@ class Versions:
             update.reason = f"{deployment.name!r} was undeployed during its update"
         self._trials.pop(deployment.name, None)
         self._policies.pop(deployment.name, None)
+        self._told.pop(deployment.name, None)
         self._draining = {d for d in self._draining if d[0] != deployment.name}
         self._publish()
 
-    def added(self) -> None:
+    def added(self, deployment: Deployment) -> None:
         """There is a new deployment."""
+        self._told[deployment.name] = deployment.route
         self._publish()
 
     def disowned(self, name: str, version: str, address: str) -> None:
@@ -258,14 +262,16 @@ class Versions:
             staying = deployment.versions.keys() - deployment.leaving
             plugin.swapping.assigned(*(deployment.versions[v] for v in staying))
         self._watch(deployment)
-        logger.info(
-            "%r is answered by version %r%s",
-            *(name, deployment.active, _canary(deployment)),
-            deployment=name,
-            version=deployment.active,
-            stimulus_id=message["stimulus_id"],
-            limited=False,
-        )
+        if self._told.get(name) != deployment.route:
+            self._told[name] = deployment.route
+            logger.info(
+                "%r is answered by version %r%s",
+                *(name, deployment.active, _canary(deployment)),
+                deployment=name,
+                version=deployment.active,
+                stimulus_id=message["stimulus_id"],
+                limited=False,
+            )
 
     def _publish(self) -> None:
         self.plugin.routing.publish()
