@@ -107,6 +107,13 @@ def test_a_model_that_does_not_load(run):
     assert line == "Error: RuntimeError: these weights are no good"
 
 
+def test_names_that_are_refused(run):
+    for option in ("--name", "--version"):
+        line = failed(run("deploy", f"{MODELS}:add", option, "../add"))
+        assert line.endswith(f"{option[2:]} must not contain '/', got '../add'")
+    assert json.loads(succeeded(run("list", "--json"))) == []
+
+
 def test_status_again_and_again(run, address, tmp_path):
     succeeded(run("deploy", f"{MODELS}:add", "--name", "watched"))
     assert succeeded(run("status", "watched")).startswith("watched, version 1 ")
