@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.metrics import monotonic
 
+from daskinfer.names import shown
+
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
@@ -136,6 +138,10 @@ class Log(_Adapter):
         limited = kwargs.pop("limited", True)
         if not self.isEnabledFor(level):
             return
+        for field in ("deployment", "version"):
+            if about[field] is not None:
+                # Whatever a message has brought.
+                about[field] = shown(about[field])
         kind = _Kind(level, str(msg), about["deployment"])
         note = ""
         if limited and level > logging.DEBUG:

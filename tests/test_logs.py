@@ -39,6 +39,14 @@ def test_a_line_ends_with_what_it_is_about() -> None:
     ]
 
 
+def test_whatever_a_message_calls_a_deployment_is_shown_on_one_line() -> None:
+    with captured_logger(NAME) as log:
+        for name in ("a\nb", ["m"], {}, 3, "x" * 1000, "\u202e"):
+            Log("test").info("late", deployment=name, version=name)
+    assert len(written(log.getvalue())) == 6
+    assert all(len(line) < 300 and line.isascii() for line in written(log.getvalue()))
+
+
 def test_records_have_it_as_attributes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, NAME):
         Log("test").warning("late", deployment="m", stimulus_id="s-1")
