@@ -256,7 +256,7 @@ class Model(Versioned):
         ----------
         future
             A future of this model, whatever has become of it, or its key. Of requests
-            whose futures are gone the scheduler remembers the latest 10,000.
+            whose futures are gone the scheduler remembers the latest 2,000.
 
         Returns
         -------

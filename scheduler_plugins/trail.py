@@ -24,7 +24,7 @@ CANCELLED = "cancelled"
 #: Events of one request that are kept.
 _LONGEST = 64
 #: Requests that are remembered when their tasks are gone.
-_REMEMBERED = 10_000
+_REMEMBERED = 2_000
 
 #: When it was, in monotonic seconds; what it was; and more about it.
 Event: TypeAlias = "tuple[float, str, str | Attempt]"
