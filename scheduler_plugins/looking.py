@@ -5,12 +5,13 @@ Pure: the time in, who is looked for.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
-logger = logging.getLogger("distributed.inference.looking")
+from daskinfer.logs import Log
+
+logger = Log("looking")
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -84,5 +85,10 @@ def or_never(look: Callable[[T, float], float], thing: T, now: float) -> float:
     try:
         return look(thing, now)
     except Exception:
-        logger.exception("nothing can be found for %r", thing)
+        logger.exception(
+            "nothing can be found for %r",
+            thing,
+            deployment=getattr(thing, "name", None),
+            version=getattr(thing, "version", None),
+        )
         return math.inf
