@@ -1,7 +1,7 @@
 """Run the benchmarks and compare with what is promised.
 
-    python -m benchmarks [throughput predict batch_size queue_depth slow_workers faults
-                          overload cache zipf switching artifacts] [--smoke]
+    python -m benchmarks [throughput predict imap batch_size queue_depth slow_workers
+                          faults overload cache zipf switching artifacts] [--smoke]
                          [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
@@ -29,6 +29,7 @@ from benchmarks.report import Machine, Ratio, as_json, show
 NAMES = (
     "throughput",
     "predict",
+    "imap",
     "batch_size",
     "queue_depth",
     "slow_workers",

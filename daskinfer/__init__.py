@@ -43,6 +43,7 @@ from daskinfer.exceptions import (
 )
 from daskinfer.gather import gather
 from daskinfer.handle import Model
+from daskinfer.imap.files import run_files
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
@@ -95,6 +96,7 @@ __all__ = [
     "gather",
     "get",
     "info",
+    "run_files",
 ]
 
 # Results may be tensors that Dask's own serializer does not know.

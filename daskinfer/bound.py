@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from daskinfer.imap.calls import Iterated
+
 if TYPE_CHECKING:
     from distributed import Future
 
@@ -12,8 +14,12 @@ if TYPE_CHECKING:
     from daskinfer.options import CallOptions
 
 
-class BoundModel:
-    """A handle with call options; see :meth:`Model.options`."""
+class BoundModel(Iterated):
+    """A handle with call options; see :meth:`Model.options`.
+
+    ``imap`` and ``aimap`` are those of :class:`Model`; the options apply to each of
+    their requests.
+    """
 
     __slots__ = ("model", "options")
 
@@ -61,3 +67,6 @@ class BoundModel:
         if self.options.key is not None:
             raise ValueError("key= names one result; predict sends many requests")
         return predict_with(self.model, self.options, data, kwargs)
+
+    def _bound(self) -> tuple[Model, CallOptions]:
+        return self.model, self.options

@@ -147,10 +147,11 @@ async def describe_one(client: Client, name: str) -> dict[str, Any]:
 def status(model: Model) -> DeploymentStatus:
     """Return what :meth:`Model.status` documents."""
     client = model.client
-    return cast(DeploymentStatus, client.sync(_status, client, model.name))
+    return cast(DeploymentStatus, client.sync(status_of, client, model.name))
 
 
-async def _status(client: Client, name: str) -> DeploymentStatus:
+async def status_of(client: Client, name: str) -> DeploymentStatus:
+    """As :func:`status`, awaited on the client's own event loop."""
     await install(client)
     answer = await calls(client).daskinfer_status(name=name)
     if answer["status"] == "unknown":

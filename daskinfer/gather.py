@@ -15,6 +15,7 @@ from daskinfer.client import current_client
 from daskinfer.future import NOTHING, taken
 from daskinfer.installation import calls
 from daskinfer.loss import told_as_lost, until_lost
+from daskinfer.watching import watch
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -110,11 +111,7 @@ async def _wait(states: list[FutureState], errors: str) -> None:
 
 
 class _Latch:
-    """Opens when the last of many futures has ended, or the first has failed.
-
-    Dask gives a future's state its event when somebody first waits for it. The
-    latch puts one there that reports, which spares a coroutine for each future.
-    """
+    """Opens when the last of many futures has ended, or the first has failed."""
 
     def __init__(self, stop_at_error: bool) -> None:
         self._stop_at_error = stop_at_error
@@ -124,12 +121,7 @@ class _Latch:
     def watch(self, state: FutureState) -> bool:
         """Wait for a state; False if somebody does already, and it must be followed."""
         self._pending.add(state)
-        if state._event is not None:
-            return False
-        # Dask types this as None, which it is until somebody waits.
-        events: Any = state
-        events._event = _ReportingEvent(self, state)
-        return True
+        return watch(state, self.ended)
 
     async def follow(self, state: FutureState) -> None:
         await state.wait()
@@ -147,19 +139,6 @@ class _Latch:
                 self.ended(state)
         if states:
             await self._open.wait()
-
-
-class _ReportingEvent(asyncio.Event):
-    """The event of a future's state, which tells a latch when it is set."""
-
-    def __init__(self, latch: _Latch, state: FutureState) -> None:
-        super().__init__()
-        self._latch = latch
-        self._state = state
-
-    def set(self) -> None:
-        super().set()
-        self._latch.ended(self._state)
 
 
 async def _fetch(client: Client, keys: list[Key]) -> dict[Key, Any]:

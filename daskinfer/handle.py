@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.bound import BoundModel
+from daskinfer.imap.calls import Iterated
 from daskinfer.options import NO_OPTIONS, CallOptions
 from daskinfer.versions import Versioned
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_OPTIONS", "BoundModel", "CallOptions", "Model"]
 
 
-class Model(Versioned):
+class Model(Iterated, Versioned):
     """A handle to a deployed model.
 
     Made by :func:`daskinfer.deploy` and :func:`daskinfer.get`. It holds a name, no
@@ -335,6 +336,9 @@ class Model(Versioned):
             return future.result()
         future = self._submit(options, args, kwargs)
         return future if future.client.asynchronous else future.result()
+
+    def _bound(self) -> tuple[Model, CallOptions]:
+        return self, NO_OPTIONS
 
     def _submit(
         self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
