@@ -138,6 +138,30 @@ def request_future(key: Key, client: Client) -> Future[Any]:
     return RequestFuture(key, client)
 
 
+def release_all(client: Client, futures: list[Future[Any]]) -> None:
+    """Let go of many futures with one message, on the client's event loop.
+
+    As :meth:`distributed.Future.release` does with one message each. Whoever else has a
+    future of the same key keeps it.
+    """
+    unwanted: list[Key] = []
+    for future in futures:
+        if future._cleared or future._generation != client.generation:
+            continue
+        future._cleared = True
+        with client._refcount_lock:
+            client.refcount[future.key] -= 1
+            if not client.refcount[future.key]:
+                del client.refcount[future.key]
+                unwanted.append(future.key)
+    for key in unwanted:
+        client.futures.pop(key, None)
+    if unwanted and client.status != "closed":
+        client._send_to_scheduler(
+            {"op": "client-releases-keys", "keys": unwanted, "client": client.id}
+        )
+
+
 def results_arrived(
     client: Client, keys: list[Key], places: list[int], pack: Pack
 ) -> None:

@@ -53,8 +53,8 @@ class Iterated:
         -------
         Imap
             An iterator. Closing it, leaving its ``with`` block, or letting go of it
-            (as a loop that is left does) cancels what is on its way. ``len()`` is that
-            of the inputs, if they have one.
+            (as a loop that is left does) cancels what is on its way. ``len()`` is the
+            number of results to come, if the inputs have a length.
 
         Raises
         ------

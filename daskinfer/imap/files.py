@@ -76,7 +76,7 @@ def run_files(
         raise TypeError(f"load must be a function of a path, not {load!r}")
     files, threads = list(paths), size("threads", threads)
     bar = _bar(len(files)) if progress else None
-    pool = ThreadPoolExecutor(threads, "daskinfer-load")
+    pool = ThreadPoolExecutor(threads, "daskinfer-files")
     inputs = _loaded(pool, files, load, 2 * threads)
     how: dict[str, Any] = {"on_error": on_error, "max_in_flight": max_in_flight}
     try:

@@ -16,6 +16,7 @@ from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds
 from daskinfer.imap.requests import Requests
 from daskinfer.imap.window import Outcome, Window
 from daskinfer.installation import install
+from daskinfer.loss import scheduler_lost
 from daskinfer.submission import submitter
 
 if TYPE_CHECKING:
@@ -117,7 +118,11 @@ class Flow:
 
     def start(self) -> None:
         """Find out how much may be sent; until then there is no room."""
-        self._requests.on_loop(self._begin)
+        if self._client.status in ("closing", "closed"):
+            # Its event loop may be gone as well.
+            self._fail(scheduler_lost())
+        else:
+            self._requests.on_loop(self._begin)
 
     # Whoever reads
 
@@ -214,9 +219,9 @@ class Flow:
             self._requests.watch_connection()
             self._requests.spawn(self._follow())
 
-    async def _cancel(self) -> None:
+    def _cancel(self) -> None:
         self._kept.clear()
-        await self._requests.cancel()
+        self._requests.cancel()
 
     async def _follow(self) -> None:
         """Follow what is learned of the deployment."""

@@ -12,7 +12,7 @@ from distributed.client import FutureState
 from distributed.core import clean_exception
 
 from daskinfer.exceptions import Overloaded
-from daskinfer.future import NOTHING, taken
+from daskinfer.future import NOTHING, release_all, taken
 from daskinfer.gather import gather_now
 from daskinfer.imap.window import Outcome
 from daskinfer.loss import told_as_lost
@@ -96,7 +96,7 @@ class Requests:
         self._connection = self._client.futures[key] = FutureState(key)
         watch(self._connection, self._disconnected)
 
-    async def cancel(self) -> None:
+    def cancel(self) -> None:
         """Cancel all that is on its way, and the coroutines that were spawned."""
         for task in list(self._tasks):
             task.cancel()
@@ -105,8 +105,7 @@ class Requests:
         with self._lock:
             futures = [future for _, future in self._requests.values()]
             self._requests.clear()
-        if futures and self._client.status == "running":
-            await self._client._cancel(futures)
+        release_all(self._client, futures)
 
     def _watch(self) -> None:
         with self._lock:
@@ -180,8 +179,7 @@ class Requests:
     def _let_go(self, keys: list[Key]) -> None:
         with self._lock:
             futures = [self._requests.pop(key)[1] for key in keys]
-        for future in futures:
-            future.release()
+        release_all(self._client, futures)
 
     def _disconnected(self, state: FutureState) -> None:
         error: BaseException | None = state.exception

@@ -72,6 +72,8 @@ class Results:
     ----------
     job
         What is to be done.
+    inputs
+        What is read.
     flow
         Carries it out.
 
@@ -80,8 +82,11 @@ class Results:
     Nothing is read or sent before the first result is asked for.
     """
 
-    def __init__(self, job: Job, flow: Flow) -> None:
-        self._job = job
+    def __init__(self, job: Job, inputs: Any, flow: Flow) -> None:
+        self._model = job.model
+        self._returns_errors = job.returns_errors
+        #: None as soon as it need not be read any more: it may hold resources.
+        self._inputs = inputs
         self._flow = flow
         self._is_started = False
         self._is_over = False
@@ -92,10 +97,10 @@ class Results:
     def __repr__(self) -> str:
         state = "ended" if self._is_over else "running"
         state = state if self._is_started else "not started"
-        return f"<{type(self).__name__} of {self._job.model!r} {state}>"
+        return f"<{type(self).__name__} of {self._model!r} {state}>"
 
     def __len__(self) -> int:
-        """How many results there are in all.
+        """How many results are still to come.
 
         Raises
         ------
@@ -104,7 +109,7 @@ class Results:
         """
         if self._length is None:
             raise TypeError("how many inputs there are is not known")
-        return self._length
+        return max(self._length - self._flow.taken, 0)
 
     def __bool__(self) -> bool:
         return True
@@ -123,24 +128,26 @@ class Results:
 
     def _close(self) -> None:
         self._is_over = True
+        self._inputs = None
+        stop_reading, self._stop_reading = self._stop_reading, None
         if self._is_started:
             self._flow.close()
-            if self._stop_reading is not None:
-                self._stop_reading()
+        if stop_reading is not None:
+            stop_reading()
 
     def _give(self, outcome: Outcome) -> Any:
         error = outcome.error
         if error is None:
             return outcome.value
-        if self._job.returns_errors and not isinstance(error, _ABOUT_ALL):
+        if self._returns_errors and not isinstance(error, _ABOUT_ALL):
             return error
         self._close()
         raise _raisable(error)
 
     def _end(self) -> None:
         """Say why there are no more results, unless it is that all were given."""
-        error = None if self._is_over else self._flow.error
         self._close()
+        error = self._flow.error
         if error is not None:
             raise _raisable(error)
 
@@ -149,7 +156,7 @@ class Imap(Results, Iterator[Any]):
     """The results of :meth:`daskinfer.Model.imap`, one after the other.
 
     Close it, or leave the ``with`` block that it is used in, to cancel what is on its
-    way; so does letting go of it. ``len()`` tells how many results there are in all,
+    way; so does letting go of it. ``len()`` tells how many results are still to come,
     if the inputs tell.
 
     Notes
@@ -159,22 +166,23 @@ class Imap(Results, Iterator[Any]):
 
     def __init__(self, job: Job) -> None:
         self._ready, self._room = threading.Event(), threading.Event()
-        self._inputs = sources.inputs_of(job.client, job.inputs)
         self._lock = threading.Lock()
-        super().__init__(job, job.flow(self._ready, self._room))
+        inputs = sources.inputs_of(job.client, job.inputs)
+        super().__init__(job, inputs, job.flow(self._ready, self._room))
 
     def __next__(self) -> Any:
         with self._lock:
             self._start()
-        while True:
-            is_over = self._is_over or self._flow.is_over
+        while not self._is_over:
+            is_over = self._flow.is_over
             outcome = self._flow.take()
             if outcome is not None:
                 return self._give(outcome)
             if is_over:
                 self._end()
-                raise StopIteration
+                break
             self._ready.wait()
+        raise StopIteration
 
     def _start(self) -> None:
         if not (self._is_started or self._is_over):
@@ -216,22 +224,23 @@ class AsyncImap(Results, AsyncIterator[Any]):
         self._ready = LoopSignal(loop)
         is_async = isinstance(job.inputs, AsyncIterable)
         self._room = LoopSignal(loop) if is_async else threading.Event()
-        self._inputs: Any = job.inputs
+        inputs = job.inputs
         if not is_async:
-            self._inputs = sources.inputs_of(job.client, job.inputs)
-        super().__init__(job, job.flow(self._ready, self._room))
+            inputs = sources.inputs_of(job.client, inputs)
+        super().__init__(job, inputs, job.flow(self._ready, self._room))
 
     async def __anext__(self) -> Any:
         self._start()
-        while True:
-            is_over = self._is_over or self._flow.is_over
+        while not self._is_over:
+            is_over = self._flow.is_over
             outcome = self._flow.take()
             if outcome is not None:
                 return self._give(outcome)
             if is_over:
                 self._end()
-                raise StopAsyncIteration
+                break
             await self._ready.wait()
+        raise StopAsyncIteration
 
     def _start(self) -> None:
         if self._is_started or self._is_over:

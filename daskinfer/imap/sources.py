@@ -128,8 +128,9 @@ class Partitions(Iterator[Any]):
     def close(self) -> None:
         """Cancel what is being computed, also while another thread waits for it."""
         self._is_closed = True
-        for future in self._ahead:
-            future.cancel()
+        loop = self._client.loop
+        assert loop is not None, "the client has been started"
+        loop.add_callback(self._client._cancel, list(self._ahead))
 
     def _compute(self) -> None:
         wanted = 0 if self._is_closed else 2 - len(self._ahead)

@@ -150,8 +150,9 @@ class Window:
 
     def fail(self, error: BaseException) -> None:
         """Nothing will be answered any more; what is due and here is taken first."""
-        self._has_ended = self._has_failed = True
-        self._error = error
+        if not self._has_failed:
+            self._has_ended = self._has_failed = True
+            self._error = error
 
     def take(self) -> Outcome | None:
         """Take the result that is due next; None if it is not here."""

@@ -33,7 +33,7 @@ def values(results: list[Any]) -> list[float]:
 
 
 def loading_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("daskinfer-load")]
+    return [t for t in threading.enumerate() if t.name.startswith("daskinfer-files")]
 
 
 def test_results_are_in_the_order_of_the_files(tmp_path: Path) -> None:
