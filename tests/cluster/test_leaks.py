@@ -7,10 +7,11 @@ import weakref
 
 import numpy as np
 import pytest
-from distributed import Client, Worker, wait
+from distributed import Client, Future, Worker, wait
 from distributed.utils_test import gen_cluster, inc
 
 import daskinfer
+from daskinfer.future import release_all
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import deploy, engine, nothing_is_left
 
@@ -188,4 +189,24 @@ async def test_users_tasks_are_not_kept_either(c, s, a, b):
     futures = c.map(inc, range(10))
     await wait(futures)
     del futures
+    await nothing_is_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO_WORKERS)
+async def test_many_are_let_go_of_at_once(c, s, a, b):
+    model = await deploy(c, Probe())
+    futures = model.map([row(i) for i in range(50)])
+    await wait(futures)
+    key = futures[7].key
+    kept = Future(key, c)
+    release_all(c, futures)
+    await until(lambda: set(s.tasks) == {key})
+    assert set(c.futures) == set(c.refcount) == {key}
+    assert np.array_equal(await kept, row(14))
+    # Once more changes nothing, and neither does the garbage collector.
+    release_all(c, futures)
+    del futures
+    gc.collect()
+    assert np.array_equal(await kept, row(14))
+    del kept
     await nothing_is_left(s, a, b)
