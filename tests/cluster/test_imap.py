@@ -478,6 +478,26 @@ async def test_the_client_is_closed_in_mid_way(s: Any, a: Any, on_error: str) ->
     await nothing_is_left(s, a)
 
 
+@gen_cluster(nthreads=ONE_WORKER)
+async def test_the_client_is_closed_while_the_inputs_block(s: Any, a: Any) -> None:
+    goes_on = threading.Event()
+
+    def inputs() -> Iterator[np.ndarray]:
+        yield ONE
+        goes_on.wait(PATIENCE)
+        yield ONE
+
+    async with Client(s.address, asynchronous=True) as client:
+        results = (await deploy(client, Probe())).aimap(inputs())
+        await anext(results)
+        taking = asyncio.ensure_future(rest(results))
+    # Nothing was on its way that could have told.
+    with pytest.raises(SchedulerLost):
+        await taking
+    goes_on.set()
+    await until(lambda: not reading_threads())
+
+
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_a_closed_client_before_the_first_result(
     c: Client, s: Any, a: Any
