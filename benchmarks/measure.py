@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import psutil
 from distributed import Client
 from distributed.deploy.subprocess import SubprocessCluster
+
+Measured = TypeVar("Measured")
 
 _SAMPLE_SECONDS = 0.01
 _SETTLED_WITHIN = 120.0
@@ -47,14 +50,14 @@ def cluster(n_workers: int, nannies: bool = False) -> Iterator[Client]:
 
 
 def alternate(
-    ways: Mapping[str, Callable[[], float]], rounds: int
-) -> dict[str, list[float]]:
+    ways: Mapping[str, Callable[[], Measured]], rounds: int
+) -> dict[str, list[Measured]]:
     """Let all ways take turns and note what each returns.
 
     The first round warms up and is not counted. Every second one goes backwards, so
     that a machine that slows down or speeds up favours nobody.
     """
-    measured: dict[str, list[float]] = {name: [] for name in ways}
+    measured: dict[str, list[Measured]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         order = list(ways) if number % 2 else list(ways)[::-1]
         for name in order:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskinfer import status
-from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds
+from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds, held
 from daskinfer.imap.window import Bounds, Outcome, Window
 
 STEPS = st.lists(
@@ -208,6 +208,15 @@ def test_bounds_follow_what_is_learned() -> None:
     assert in_flight(Capacity(rows=128, devices=2), nbytes=2**16) == 16
     assert in_flight(Capacity(rows=128, devices=2), nbytes=2**30) == 4
     assert in_flight(Capacity(rows=128, devices=2, max_queue=3)) == 3
+
+
+@given(nbytes=st.integers(0, 2**40), limit=st.none() | st.integers(1, 100))
+def test_what_is_held_takes_little(nbytes: int, limit: int | None) -> None:
+    inputs = Inputs()
+    inputs.seen(1, nbytes)
+    count = held(limit, inputs, memory=2**28)
+    assert 0 <= count <= 4096 and count * nbytes <= 2**28
+    assert limit is None or count == 0
 
 
 def deployment(*workers: status.WorkerStatus) -> status.DeploymentStatus:

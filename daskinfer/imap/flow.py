@@ -12,7 +12,7 @@ from dask.sizeof import sizeof
 
 from daskinfer import config, payload
 from daskinfer.client import describe_one, status_of
-from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds
+from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds, held
 from daskinfer.imap.requests import Requests
 from daskinfer.imap.window import Outcome, Window
 from daskinfer.installation import install
@@ -330,6 +330,7 @@ class Flow:
             self._window.bounds = bounds(
                 self._given, self._capacity, self._inputs, self._batches, self._memory
             )
+            self._requests.hold = held(self._given, self._inputs, self._memory)
 
     def _wake_reader(self) -> None:
         if self._reader_waits and self._window.is_low:

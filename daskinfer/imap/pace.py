@@ -16,6 +16,8 @@ from daskinfer.status import DeploymentStatus
 _SOONEST, _LATEST = 0.05, 5.0
 #: Seconds until what was turned away is sent again: the same.
 _SHORTEST, _LONGEST = 0.02, 1.0
+#: Requests that are let go of later, at most.
+_HELD = 4096
 #: What an input weighs in the averages.
 _WEIGHT = 0.2
 
@@ -133,6 +135,22 @@ def bounds(
     if inputs.nbytes:
         kept = min(kept, max(int(memory / inputs.nbytes), fewest))
     return Bounds(int(min(in_flight, kept, limit)), kept)
+
+
+def held(given: int | None, inputs: Inputs, memory: int) -> int:
+    """How many requests need not be let go of as soon as their results have come.
+
+    Letting go keeps the scheduler from sending the next batch. A list that is not long
+    is through before that begins, and behind a long one it goes on as results come.
+
+    Examples
+    --------
+    >>> held(None, Inputs(), memory=2**28), held(10, Inputs(), memory=2**28)
+    (4096, 0)
+    """
+    if given is not None:
+        return 0
+    return min(_HELD, int(memory / max(inputs.nbytes, 1)))
 
 
 class Interval:

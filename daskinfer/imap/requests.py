@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 
+#: Seconds.
+_QUIET = 1.0
+
 
 class Requests:
     """Requests by number; those that end together are told of together.
@@ -41,8 +45,13 @@ class Requests:
 
     Notes
     -----
-    :meth:`add` is thread-safe; all else happens on the client's event loop. A request
-    is let go of as soon as it has ended.
+    :meth:`add` is thread-safe; all else happens on the client's event loop.
+
+    Attributes
+    ----------
+    hold
+        How many requests that have ended may be there still. None are if nothing ends
+        for a second, nor are those with large results.
     """
 
     def __init__(
@@ -54,6 +63,9 @@ class Requests:
         self._client = client
         self._settle = settle
         self._fail = fail
+        self.hold = 0
+        self._held: deque[Future[Any]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         self._requests: dict[Key, tuple[int, Future[Any]]] = {}
         self._fresh: list[Future[Any]] = []
@@ -106,6 +118,7 @@ class Requests:
             futures = [future for _, future in self._requests.values()]
             self._requests.clear()
         release_all(self._client, futures)
+        self._release(hold=0)
 
     def _watch(self) -> None:
         with self._lock:
@@ -156,7 +169,8 @@ class Requests:
         if absent:
             self._fetched.update(absent)
             self.spawn(self._fetch(absent))
-        self._let_go([*outcomes, *refused])
+        self._held += self._end([*outcomes, *refused])
+        self._release(self.hold)
         self._settle(list(outcomes.values()), list(refused.values()))
 
     async def _fetch(self, absent: dict[Key, tuple[int, Future[Any]]]) -> None:
@@ -173,13 +187,24 @@ class Requests:
                 for (place, _), value in zip(requests, values, strict=True)
             ]
         self._fetched.difference_update(absent)
-        self._let_go(list(absent))
+        release_all(self._client, self._end(list(absent)))
         self._settle(outcomes, [])
 
-    def _let_go(self, keys: list[Key]) -> None:
+    def _end(self, keys: list[Key]) -> list[Future[Any]]:
         with self._lock:
-            futures = [self._requests.pop(key)[1] for key in keys]
-        release_all(self._client, futures)
+            return [self._requests.pop(key)[1] for key in keys]
+
+    def _release(self, hold: int) -> None:
+        """Let go of the oldest that have ended, and of the others when it is quiet."""
+        held = self._held
+        count = max(len(held) - hold, 0)
+        release_all(self._client, [held.popleft() for _ in range(count)])
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if held:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_QUIET, self._release, 0)
 
     def _disconnected(self, state: FutureState) -> None:
         error: BaseException | None = state.exception

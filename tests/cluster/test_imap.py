@@ -10,6 +10,7 @@ import operator
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.bag
@@ -272,6 +273,35 @@ async def test_bounds_follow_the_learned_batch_size(
             bounds.add(window.bounds)
         assert len(bounds) > 1
     await nothing_is_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_what_was_answered_is_let_go_of_when_it_is_quiet(
+    c: Client, s: Any, a: Any
+) -> None:
+    model = await deploy(c, Probe())
+    goes_on = threading.Event()
+
+    def inputs() -> Iterator[np.ndarray]:
+        yield from map(row, range(50))
+        goes_on.wait(PATIENCE)
+
+    async with model.aimap(inputs()) as results:
+        await first(results, 50)
+        await nothing_is_left(s, a)
+        goes_on.set()
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_few_that_were_answered_are_held(c: Client, s: Any, a: Any) -> None:
+    model = await deploy(c, Probe(), allowed_batch_sizes=[4])
+    with mock.patch("daskinfer.imap.pace._HELD", 30):
+        async with model.aimap(Source()) as results:
+            await first(results, 200)
+            # Those on their way, those that were not taken, and those held.
+            assert len(s.tasks) <= 24 + 48 + 30
+            assert len(results._flow._requests._held) <= 30
+    await nothing_is_left(s, a)
 
 
 # Failures
