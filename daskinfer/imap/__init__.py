@@ -5,7 +5,11 @@
 ``results``
     the iterators that they give
 ``flow``
-    sends, collects and cancels requests on the client's event loop
+    sends inputs while there is room, and holds results until they are taken
+``requests``
+    those on their way: how each ends
+``following``
+    what the deployment can take
 ``window``
     which results are due, and how many more may be sent
 ``pace``

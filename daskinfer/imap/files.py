@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.fields import size
-from daskinfer.imap.flow import Unreadable
+from daskinfer.imap.window import Unreadable
 
 if TYPE_CHECKING:
     from daskinfer.bound import BoundModel

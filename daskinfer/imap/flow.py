@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from dask.sizeof import sizeof
 
 from daskinfer import config, payload
-from daskinfer.client import describe_one, status_of
-from daskinfer.imap.pace import Backoff, Capacity, Inputs, Interval, bounds, held
+from daskinfer.imap.following import follow
+from daskinfer.imap.pace import Backoff, Capacity, Inputs, bounds, held
 from daskinfer.imap.requests import Requests
-from daskinfer.imap.window import Outcome, Window
-from daskinfer.installation import install
+from daskinfer.imap.window import Outcome, Unreadable, Window
 from daskinfer.loss import scheduler_lost
 from daskinfer.submission import submitter
 
@@ -30,24 +29,6 @@ logger = logging.getLogger("distributed.inference.imap")
 
 #: Of so many inputs, and results, one is measured.
 _SAMPLE = 32
-
-
-class Unreadable:
-    """Stands for an input that could not be read, which becomes of it then.
-
-    Parameters
-    ----------
-    error
-        Why.
-    """
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"<Unreadable {self.error!r}>"
 
 
 class Flow:
@@ -224,35 +205,19 @@ class Flow:
         self._requests.cancel()
 
     async def _follow(self) -> None:
-        """Follow what is learned of the deployment."""
-        interval = Interval()
         try:
-            await install(self._client)
-            changed = await self._look()
-            while self._given is None:
-                await asyncio.sleep(interval.next(changed))
-                changed = await self._look()
+            once = self._given is not None
+            async for capacity in follow(self._client, self._model, once):
+                with self._lock:
+                    self._capacity = capacity
+                    self._set_bounds()
+                    self._wake_reader()
         except Exception as error:
             if self._capacity is None:
                 self._fail(error)
             else:
                 # If that is the end of it, requests fail, and tell in their turn.
                 logger.info("Could not look at %r: %r", self._model, error)
-
-    async def _look(self) -> bool:
-        """See how much may be sent; whether that has changed."""
-        name = self._model.name
-        about = await describe_one(self._client, name)
-        capacity = Capacity(1, 1, about["max_queue"])
-        if self._given is None:
-            status = await status_of(self._client, name)
-            capacity = Capacity.of(status, self._model.version, about["max_queue"])
-        changed = capacity != self._capacity
-        with self._lock:
-            self._capacity = capacity
-            self._set_bounds()
-            self._wake_reader()
-        return changed
 
     def _settle(self, outcomes: list[Outcome], refused: list[Outcome]) -> None:
         again = [outcome.place for outcome in refused if outcome.place in self._kept]

@@ -42,6 +42,24 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
 
 
+class Unreadable:
+    """Stands for an input that could not be read, which becomes of it then.
+
+    Parameters
+    ----------
+    error
+        Why.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"<Unreadable {self.error!r}>"
+
+
 class Window:
     """The part of an endless list of requests that exists at this moment.
 
