@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -79,14 +79,13 @@ def run_files(
     pool = ThreadPoolExecutor(threads, "daskinfer-files")
     inputs = _loaded(pool, files, load, 2 * threads)
     how: dict[str, Any] = {"on_error": on_error, "max_in_flight": max_in_flight}
-    try:
+    with contextlib.ExitStack() as ending:
+        ending.callback(_end, pool, bar)
         if model._bound()[0].client.asynchronous:
             results = model.aimap(inputs, **how, **kwargs)
+            ending.pop_all()
             return _collect_async(results, pool, bar)  # type: ignore[return-value]
-        return _collect(model.imap(inputs, **how, **kwargs), pool, bar)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
+        return _collect(model.imap(inputs, **how, **kwargs), bar)
 
 
 def _loaded(
@@ -102,9 +101,9 @@ def _loaded(
         yield first.result() if error is None else Unreadable(error)
 
 
-def _collect(results: Imap, pool: ThreadPoolExecutor, bar: Any) -> list[Any]:
+def _collect(results: Imap, bar: Any) -> list[Any]:
     found = []
-    with _ending(pool, bar), results:
+    with results:
         for result in results:
             found.append(result)
             if bar is not None:
@@ -116,23 +115,21 @@ async def _collect_async(
     results: AsyncImap, pool: ThreadPoolExecutor, bar: Any
 ) -> list[Any]:
     found = []
-    with _ending(pool, bar):
+    try:
         async with results:
             async for result in results:
                 found.append(result)
                 if bar is not None:
                     bar.update()
+    finally:
+        _end(pool, bar)
     return found
 
 
-@contextmanager
-def _ending(pool: ThreadPoolExecutor, bar: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        if bar is not None:
-            bar.close()
+def _end(pool: ThreadPoolExecutor, bar: Any) -> None:
+    pool.shutdown(wait=False, cancel_futures=True)
+    if bar is not None:
+        bar.close()
 
 
 def _bar(total: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -252,7 +253,13 @@ class AsyncImap(Results, AsyncIterator[Any]):
             task = loop.create_task(
                 sources.read_in_task(self._flow, self._inputs, self._room)
             )
-            self._stop_reading = lambda: loop.call_soon_threadsafe(task.cancel)
+
+            def stop() -> None:
+                # A task whose loop is closed has been stopped.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(task.cancel)
+
+            self._stop_reading = stop
             return
         sources.read_in_thread(self._flow, self._inputs, self._room)
         if isinstance(self._inputs, sources.Partitions):
