@@ -96,6 +96,25 @@ def given_seconds(key: str) -> float:
     return duration
 
 
+def positive_seconds(key: str) -> float:
+    """Return a duration in seconds, which must be above zero.
+
+    Raises
+    ------
+    ValueError
+        The value is none; the message names the key.
+
+    Examples
+    --------
+    >>> positive_seconds("elasticity.target-delay")
+    2.0
+    """
+    duration = given_seconds(key)
+    if duration <= 0:
+        raise _bad(key, get(key), "a duration such as '50ms', above zero")
+    return duration
+
+
 def rate(key: str) -> float | None:
     """Return bytes per second, or None where there is no limit.
 

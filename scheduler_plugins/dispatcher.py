@@ -18,6 +18,7 @@ from daskinfer.logs import Log
 from scheduler_plugins.admission import Admission
 from scheduler_plugins.affinity import Affinity
 from scheduler_plugins.choosing import Choice, Chooser
+from scheduler_plugins.closing import Closing
 from scheduler_plugins.deadlines import Deadlines
 from scheduler_plugins.fitness import Fitness
 from scheduler_plugins.health import Suspicion
@@ -110,6 +111,7 @@ class Dispatcher:
             hung,
         )
         self._starvation = Starvation(report, warn_after)
+        self.closing = Closing()
         self.chooser = Chooser(
             self.admission, self.fitness, self._starvation, self.link, self.affinity
         )
@@ -239,6 +241,10 @@ class Dispatcher:
             self.supervision.not_found(batch)
             self.wake()
 
+    def workers(self) -> set[str]:
+        """Workers that have something under way."""
+        return self.running.workers()
+
     def watch(self, key: Key, deadline: float) -> None:
         """See to it that a request ends in time, whatever it waits for."""
         self.deadlines.set(key, deadline)
@@ -270,6 +276,7 @@ class Dispatcher:
         self._end_late()
         running = set(self.tasks.running())
         self.supervision.check(running, monotonic())
+        running -= self.closing.named(monotonic())
         self.running.drop_unwanted()
         self.recovery.release(monotonic())
         wake_at = math.inf
@@ -303,6 +310,7 @@ class Dispatcher:
                 self.recovery.delayed.next(),
                 self.deadlines.next(),
                 self.supervision.next(),
+                self.closing.next(),
             )
         )
 

@@ -96,7 +96,13 @@ class SchedulerCollector(WhereaboutsCollector):
             "queue_wait_seconds",
             "For how long those have waited whose turn is next",
             VERSION,
-            _each(lines, lambda line: _longest_wait(line, now)),
+            _each(lines, lambda line: line.waited(now)),
+        )
+        yield self.gauge(
+            "workers_wanted",
+            "Workers that requests need; Dask's own tasks may need more",
+            (),
+            [((), plugin.scaling.wanted())],
         )
         yield self.gauge(
             "in_flight_requests",
@@ -202,11 +208,6 @@ class SchedulerCollector(WhereaboutsCollector):
 
 def _each(lines: Iterable[Line], figure: Callable[[Line], float]) -> Samples:
     return [(label(line), figure(line)) for line in lines]
-
-
-def _longest_wait(line: Line, now: float) -> float:
-    heads = [lane.head() for lane in line.queue.oldest(1)]
-    return max((now - head.arrived for head in heads if head is not None), default=0.0)
 
 
 #: The one of this process.

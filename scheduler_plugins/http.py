@@ -124,6 +124,7 @@ async def status_of(plugin: InferencePlugin) -> dict[str, Any]:
             "batches": len(running),
             "device_seconds": lines.waiting_seconds(),
         },
+        "elasticity": plugin.scaling.report(),
     }
 
 

@@ -6,9 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-import dask
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
@@ -35,6 +33,7 @@ from scheduler_plugins.registry import Registry
 from scheduler_plugins.replacing import Replacing
 from scheduler_plugins.request import Request
 from scheduler_plugins.routing import Routing
+from scheduler_plugins.scaling import Scaling
 from scheduler_plugins.service import Service
 from scheduler_plugins.stories import Stories
 from scheduler_plugins.swapping import Swapping
@@ -148,7 +147,8 @@ class InferencePlugin(SchedulerPlugin):
         self.stories = Stories(self)
         self.configured = Configured(self)
         self.readiness = Readiness(self)
-        self.tasks.guard(self.requests.__contains__, self._wanted_workers)
+        self.scaling = Scaling(self)
+        self.tasks.guard(self.requests.__contains__, self.scaling)
         scheduler.stream_handlers.update(
             {
                 protocol.SUBMIT: self.submit,
@@ -332,17 +332,9 @@ class InferencePlugin(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Keep workers that have a batch from being retired as idle."""
-        busy = self.dispatcher.running.workers()
-        return [ws for ws in workers if ws.address not in busy]
-
-    def _wanted_workers(self) -> int:
-        waiting = self.dispatcher.lines.waiting_seconds()
-        target = parse_timedelta(
-            dask.config.get("distributed.adaptive.target-duration")
-        )
-        busy = len(self.dispatcher.running.workers())
-        return max(busy, -int(-waiting // target))
+        """Keep workers from being retired as idle that are needed."""
+        closable = self.scaling.closable([ws.address for ws in workers])
+        return [ws for ws in workers if ws.address in closable]
 
     def _expire(self, keys: list[Key]) -> None:
         self.lifecycle.expire(keys)

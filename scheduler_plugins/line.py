@@ -150,6 +150,13 @@ class Line:
         seconds = self.latency.curve(self.device_class).at(best)
         return self.queue.rows * seconds / best
 
+    def waited(self, now: float) -> float:
+        """For how many seconds those have waited whose turn is next."""
+        heads = [lane.head() for lane in self.queue.oldest(1)]
+        return max(
+            (now - head.arrived for head in heads if head is not None), default=0.0
+        )
+
     def __repr__(self) -> str:
         return (
             f"<Line {self.name!r} {self.version!r} waiting: {len(self.queue)} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Service:
     def __init__(self, plugin: InferencePlugin) -> None:
         self.plugin = plugin
         self._change = asyncio.Event()
+        self._awaited: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"<Service of {self.plugin!r}>"
@@ -142,6 +144,23 @@ class Service:
         self, name: str, version: str, timeout: float
     ) -> dict[str, Any]:
         """Wait until every worker has tried to load a version."""
+        self._awaited[name, version] += 1
+        try:
+            return await self._settled(name, version, timeout)
+        finally:
+            self._awaited[name, version] -= 1
+            self._awaited = +self._awaited
+
+    def awaited(self) -> list[Version]:
+        """Versions that somebody waits for."""
+        deployments = self.plugin.registry.deployments
+        return [
+            deployments[name].versions[version]
+            for name, version in self._awaited
+            if name in deployments and version in deployments[name].versions
+        ]
+
+    async def _settled(self, name: str, version: str, timeout: float) -> dict[str, Any]:
         deadline = monotonic() + timeout
         warn_at = monotonic() + (config.seconds("no-worker-warning") or 0.0)
         while True:

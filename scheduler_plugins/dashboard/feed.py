@@ -12,6 +12,8 @@ from scheduler_plugins.dashboard import view
 from scheduler_plugins.dashboard.cache_watch import CacheWatch
 from scheduler_plugins.dashboard.history import INTERVAL, History, Rate
 from scheduler_plugins.dashboard.view import DeploymentRow, WorkerRow
+from scheduler_plugins.elasticity import Target
+from scheduler_plugins.occupation import busy_seconds
 
 if TYPE_CHECKING:
     from daskinfer.cache.totals import CacheStatus
@@ -35,8 +37,10 @@ class Feed:
     ----------
     rows
         The deployments, as they were read last.
+    target
+        How many workers are wanted, and why.
     at
-        When that was.
+        When all that was.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Feed:
         self.plugin = plugin
         self.rows: dict[str, DeploymentRow] = {}
         self.at = float("-inf")
+        self.target = Target(0, "")
         self._clock = clock
         self._histories: dict[str, History] = {}
         self._busy = Rate(int(10 / INTERVAL) + 1)
@@ -63,6 +68,8 @@ class Feed:
             return
         self.at = now
         self.rows = {row.name: row for row in view.deployments(self.plugin, now)}
+        self.plugin.scaling.wanted()
+        self.target = self.plugin.scaling.target
         self._statuses.clear()
         self._workers.clear()
         self._histories = {
@@ -70,7 +77,7 @@ class Feed:
         }
         for name, history in self._histories.items():
             history.add(now, self.rows[name])
-        self._busy.add(now, view.busy_seconds(self.plugin, now))
+        self._busy.add(now, busy_seconds(self.plugin, now))
 
     def status(self, name: str) -> DeploymentStatus | None:
         """The status of a deployment; None if there is none of this name."""

@@ -11,6 +11,7 @@ from scheduler_plugins.dashboard import wording
 from scheduler_plugins.dashboard.component import Component
 from scheduler_plugins.dashboard.style import RED
 from scheduler_plugins.dashboard.view import DeploymentRow
+from scheduler_plugins.elasticity import Target
 
 __all__ = ["NOTHING", "Summary", "html"]
 
@@ -28,7 +29,8 @@ It shows here a moment later.
 </div>"""
 
 _TILE = (
-    '<div style="padding:0 14px 0 0"><div style="color:#666; font-size:11px">{}</div>'
+    '<div style="padding:0 14px 0 0" title="{}">'
+    '<div style="color:#666; font-size:11px">{}</div>'
     '<div style="font-size:19px; white-space:nowrap; color:{}">{}</div></div>'
 )
 _NOTE = '<div style="color:{}; font-size:12px; white-space:normal">{}</div>'
@@ -50,10 +52,13 @@ class Summary(Component):
         row = self.feed.rows.get(self.selector.name)
         found = self.feed.cache(self.selector.name)
         hits = None if found is None else found.results.hit_rate
-        self.root.text = "" if row is None else html(row, hits)
+        target = self.feed.target
+        self.root.text = "" if row is None else html(row, hits, target)
 
 
-def html(row: DeploymentRow, hit_rate: float | None) -> str:
+def html(
+    row: DeploymentRow, hit_rate: float | None, target: Target | None = None
+) -> str:
     """The figures as HTML; all text that users give is escaped.
 
     >>> row = DeploymentRow("m", "<b>", "ready", problem="no worker for <b>")
@@ -87,8 +92,17 @@ def html(row: DeploymentRow, hit_rate: float | None) -> str:
         ),
         ("cache hits", wording.percent(hit_rate), False),
     ]
+    reasons = {}
+    if target is not None:
+        tiles.append(("workers wanted", wording.count(target.workers), False))
+        reasons["workers wanted"] = target.reason
     told = "".join(
-        _TILE.format(escape(label), RED if is_bad else "#222", escape(value))
+        _TILE.format(
+            escape(reasons.get(label, "")),
+            escape(label),
+            RED if is_bad else "#222",
+            escape(value),
+        )
         for label, value, is_bad in tiles
     )
     note = ""

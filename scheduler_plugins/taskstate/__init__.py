@@ -18,6 +18,8 @@ worker held) works for requests too.
     failed, wherever they are
 ``guards``
     what Dask would do with parked tasks, and should not
+``adapting``
+    how many workers there should be, and which of them may go
 
 Everything here runs on the scheduler's event loop.
 """

@@ -286,6 +286,16 @@ class Facts:
         """Addresses of all workers of the cluster."""
         return set(self.scheduler.workers)
 
+    def runs_tasks(self, address: str) -> bool:
+        """Whether a worker has something to compute for users, requests aside."""
+        ws = self.scheduler.workers.get(address)
+        return ws is not None and len(ws.processing) > len(ws.long_running)
+
+    def held_bytes(self, address: str) -> int:
+        """Bytes of the results that a worker holds."""
+        ws = self.scheduler.workers.get(address)
+        return ws.nbytes if ws is not None else 0
+
     def observed(self, address: str) -> Observed | None:
         """What a worker has told of itself; None if it is gone."""
         ws = self.scheduler.workers.get(address)

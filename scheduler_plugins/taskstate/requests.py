@@ -9,7 +9,7 @@ from dask.typing import Key
 
 from daskinfer.streams import tune
 from scheduler_plugins.answers import Answers
-from scheduler_plugins.taskstate import guards
+from scheduler_plugins.taskstate import adapting, guards
 from scheduler_plugins.taskstate.arriving import PARKED, Arriving
 from scheduler_plugins.taskstate.changes import Changes
 from scheduler_plugins.taskstate.failing import Failing
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import TaskState, WorkerState
 
     from daskinfer import protocol
+    from scheduler_plugins.taskstate.adapting import Scaler
 
 
 #: Dask counts the deaths of workers for everything that was processing there, also
@@ -35,11 +36,10 @@ class TaskStates(Arriving, Failing):
         The scheduler whose tasks these are.
     """
 
-    def guard(
-        self, is_request: Callable[[Key], bool], wanted: Callable[[], int]
-    ) -> None:
-        """As :func:`scheduler_plugins.taskstate.guards.guard`, for this scheduler."""
-        guards.guard(self.scheduler, is_request, wanted)
+    def guard(self, is_request: Callable[[Key], bool], scaler: Scaler) -> None:
+        """Keep Dask's time-outs and autoscaling from misreading requests."""
+        guards.guard(self.scheduler, is_request)
+        adapting.answer(self.scheduler, is_request, scaler)
 
     def replace_gather(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Answer ``Client.gather`` with a handler; return Dask's own."""

@@ -72,6 +72,7 @@ def require(holds: object, what: str) -> None:
         ),
         (Scheduler._check_unrunnable_task_timeouts, []),
         (Scheduler.adaptive_target, []),
+        (Scheduler.workers_to_close, ["n", "target", "attribute"]),
         (Scheduler.register_worker_plugin, ["comm", "plugin", "name", "idempotent"]),
         (Scheduler.log_event, ["topic", "msg"]),
         (TaskState.add_dependency, ["other"]),
@@ -125,7 +126,16 @@ def test_functions_take_what_they_are_given(function, parameters):
         ),
         (
             WorkerState,
-            ["address", "host", "long_running", "processing", "resources", "status"],
+            [
+                "address",
+                "host",
+                "long_running",
+                "name",
+                "nbytes",
+                "processing",
+                "resources",
+                "status",
+            ],
         ),
         (ClientState, ["client_key", "wants_what"]),
     ],
@@ -171,6 +181,7 @@ async def test_scheduler_and_worker_have_the_parts_in_use(c, s, a):
         missing = [name for name in names if not hasattr(owner, name)]
         require(not missing, f"{type(owner).__name__} has no {missing}")
     require("adaptive_target" in s.handlers, "no adaptive_target handler to replace")
+    require("workers_to_close" in s.handlers, "no workers_to_close handler to replace")
     require("gather" in s.handlers, "no gather handler to replace")
     require(
         hasattr(s.extensions.get("stealing"), "remove_key_from_stealable"),

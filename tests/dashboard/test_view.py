@@ -23,6 +23,7 @@ from scheduler_plugins.dashboard.selector import Selector
 from scheduler_plugins.dashboard.summary import html
 from scheduler_plugins.dashboard.throughput import Throughput
 from scheduler_plugins.dashboard.view import DeploymentRow
+from scheduler_plugins.occupation import busy_seconds
 from tests.cluster.helpers import Probe, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine
 from tests.dashboard.fleet import GIB, KIND, Fleet
@@ -92,6 +93,21 @@ async def test_retries_and_failures_by_kind(c: Any, s: Any, a: Any, b: Any) -> N
     assert (row.retries, row.failed_by) == (1, {"model": 1})
     assert "failed: 1 model" in html(row, None)
     assert "1 / 0" in html(row, None)
+
+
+@with_fleet(3)
+async def test_how_many_workers_are_wanted_and_why(fleet: Fleet) -> None:
+    for address in fleet.addresses:
+        fleet.run(address, seconds_ago=0.0)
+    # What one device needs a minute for, and may not wait for more than seconds.
+    fleet.ask(60 * 5000)
+    feed = Feed(fleet.plugin)
+    feed.look()
+    assert feed.target.workers > 10
+    assert feed.target == fleet.plugin.scaling.target
+    told = html(feed.rows["resnet50"], None, feed.target)
+    assert ">workers wanted</div>" in told and f">{feed.target.workers}<" in told
+    assert f'title="{feed.target.reason}"' in told and "what waited" in told
 
 
 @with_fleet(3)
@@ -184,10 +200,10 @@ async def test_a_batch_that_runs_counts_as_it_goes(fleet: Fleet) -> None:
     busy, idle = fleet.addresses
     fleet.run(busy, seconds_ago=3.0)
     now = monotonic()
-    seconds = view.busy_seconds(fleet.plugin, now)
+    seconds = busy_seconds(fleet.plugin, now)
     assert seconds[idle] == 0.0
     assert 2.5 < seconds[busy] < 3.0 + 30.0
-    later = view.busy_seconds(fleet.plugin, now + 1.0)
+    later = busy_seconds(fleet.plugin, now + 1.0)
     assert later[busy] - seconds[busy] == pytest.approx(1.0)
 
 
