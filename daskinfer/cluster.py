@@ -219,9 +219,21 @@ class LocalCluster(distributed.LocalCluster):
         )
 
     def adapt(self, *args: Any, **kwargs: Any) -> Any:
-        """Scale with the load as Dask does, but never beyond the devices."""
+        """Scale with the load as Dask does, but never beyond the devices.
+
+        Raises
+        ------
+        ValueError
+            If ``minimum`` is more than there are devices.
+        """
         if self._indices:
-            kwargs.setdefault("maximum", len(self._indices))
+            most, least = len(self._indices), kwargs.get("minimum", 0)
+            if least > most:
+                raise ValueError(
+                    f"minimum={least} is too many: this cluster has "
+                    f"{counted(most, 'device')}, with one worker process each"
+                )
+            kwargs["maximum"] = min(kwargs.get("maximum", most), most)
         return super().adapt(*args, **kwargs)
 
 

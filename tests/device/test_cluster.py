@@ -94,6 +94,22 @@ def test_scaling_gives_back_and_takes_devices(cleanup, two_npus):
     assert asyncio.run(scale()) == ["0", "1"]
 
 
+def test_it_never_adapts_beyond_the_devices(cleanup, two_npus):
+    async def limits() -> list[int]:
+        async with LocalCluster(
+            0, asynchronous=True, dashboard_address=":0"
+        ) as cluster:
+            with pytest.raises(ValueError, match=r"minimum=3 is too many.*2 devices"):
+                cluster.adapt(minimum=3)
+            return [
+                cluster.adapt(minimum=1, **given, interval="1h").maximum
+                for given in ({}, {"maximum": 1}, {"maximum": 9})
+            ]
+
+    # What was given once holds until it is given anew, as always with Dask.
+    assert asyncio.run(limits()) == [2, 1, 2]
+
+
 def test_one_certain_device(cleanup, two_npus):
     with LocalCluster(device="npu:1", dashboard_address=":0") as cluster:
         with Client(cluster) as client:
