@@ -116,7 +116,7 @@ def test_prefix_and_schedulers_without_a_dashboard(prefix, dashboard):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_status_tells_what_the_client_is_told(c, s, a, b):
-    name = '"</script>\\é\n'
+    name = '"<script>&é'
     model = await deploy(c, Probe(), name, max_batch_size=4, cache=CachePolicy())
     await wait(model.map([row(i) for i in range(20)]))
     await model.submit(row(3))
