@@ -9,10 +9,6 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
-from daskinfer.logs import Log
-
-logger = Log("looking")
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -60,7 +56,7 @@ class Looks:
             All of them, by something that tells them apart; the first come first.
         look
             ``look(thing, now)`` returns when to look again, or infinity if something
-            was found or something has to happen first. If it fails that is logged.
+            was found or something has to happen first. It must not fail.
         now
             In seconds.
         """
@@ -72,23 +68,9 @@ class Looks:
             if again is None:
                 if not left:
                     return min(until, now + self._least)
-                again = or_never(look, thing, now)
+                again = look(thing, now)
                 if again < math.inf:
                     self._next[key] = now + self.pause
                     left -= 1
             until = min(until, again)
         return until
-
-
-def or_never(look: Callable[[T, float], float], thing: T, now: float) -> float:
-    """Look, and go on with others if that fails."""
-    try:
-        return look(thing, now)
-    except Exception:
-        logger.exception(
-            "nothing can be found for %r",
-            thing,
-            deployment=getattr(thing, "name", None),
-            version=getattr(thing, "version", None),
-        )
-        return math.inf

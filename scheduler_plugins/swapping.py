@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from distributed.metrics import monotonic
 
@@ -15,7 +16,7 @@ from daskinfer.logs import Log
 from daskinfer.weights import too_large
 from scheduler_plugins.claims import Claims
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
-from scheduler_plugins.looking import Looks, or_never
+from scheduler_plugins.looking import Looks
 from scheduler_plugins.room import Place, Space, find_place, never_fits, soonest
 from scheduler_plugins.survey import Survey, load_seconds
 
@@ -107,12 +108,14 @@ class Swapping:
         self._survey = None
         until = math.inf
         for address in list(self._crowded):
-            until = min(until, or_never(self._relieve, address, now))
+            until = min(until, _or_never(self._relieve, address, now))
         cold = {(line.name, line.version): line for line in busy if line.cold}
         return min(
             until,
-            self._first_looks.take(self._awaited, self._first_load, now),
-            self._looks.take(cold, self._asked_for, now),
+            self._first_looks.take(
+                self._awaited, partial(_or_never, self._first_load), now
+            ),
+            self._looks.take(cold, partial(_or_never, self._asked_for), now),
         )
 
     def _relieve(self, address: str, now: float) -> float:
@@ -301,6 +304,20 @@ class Swapping:
             batches = dispatcher.running.batches.values()
             self._survey = Survey(self.plugin.registry, dispatcher.lines, batches)
         return self._survey
+
+
+def _or_never(look: Callable[[Any, float], float], what: Any, now: float) -> float:
+    """See to something, and go on with others if that fails."""
+    try:
+        return look(what, now)
+    except Exception:
+        logger.exception(
+            "nothing can be found for %r",
+            what,
+            deployment=getattr(what, "name", None),
+            version=getattr(what, "version", None),
+        )
+        return math.inf
 
 
 def _is_awaited(deployment: Deployment, version: Version) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from daskinfer.fields import size
 from daskinfer.imap.window import Unreadable
@@ -84,7 +84,7 @@ def run_files(
         if model._bound()[0].client.asynchronous:
             results = model.aimap(inputs, **how, **kwargs)
             ending.pop_all()
-            return _collect_async(results, pool, bar)  # type: ignore[return-value]
+            return cast("list[Any]", _collect_async(results, pool, bar))
         return _collect(model.imap(inputs, **how, **kwargs), bar)
 
 

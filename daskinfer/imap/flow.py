@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 from dask.sizeof import sizeof
 
 from daskinfer import config, payload
+from daskinfer.failure import describe
 from daskinfer.imap.following import follow
 from daskinfer.imap.pace import Backoff, Capacity, Inputs, bounds, held
 from daskinfer.imap.requests import Requests
 from daskinfer.imap.window import Outcome, Unreadable, Window
+from daskinfer.logs import Log
 from daskinfer.loss import scheduler_lost
 from daskinfer.submission import submitter
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from daskinfer.imap.signals import Signal
     from daskinfer.options import CallOptions
 
-logger = logging.getLogger("distributed.inference.imap")
+logger = Log("imap")
 
 #: Of so many inputs, and results, one is measured.
 _SAMPLE = 32
@@ -217,7 +218,9 @@ class Flow:
                 self._fail(error)
             else:
                 # If that is the end of it, requests fail, and tell in their turn.
-                logger.info("Could not look at %r: %r", self._model, error)
+                name = self._model.name
+                told = "Could not look at %r: %s"
+                logger.info(told, name, describe(error), deployment=name)
 
     def _settle(self, outcomes: list[Outcome], refused: list[Outcome]) -> None:
         again = [outcome.place for outcome in refused if outcome.place in self._kept]

@@ -136,6 +136,20 @@ class Results:
         if stop_reading is not None:
             stop_reading()
 
+    def _read_in_thread(self, room: threading.Event) -> None:
+        sources.read_in_thread(self._flow, self._inputs, room)
+        if isinstance(self._inputs, sources.Partitions):
+            self._stop_reading = self._inputs.close
+
+    def _due(self) -> Outcome | None:
+        """The result that is due next, if it is here; ends if none will be."""
+        # Asked for first: the last one may come in between.
+        is_over = self._flow.is_over
+        outcome = self._flow.take()
+        if outcome is None and is_over:
+            self._end()
+        return outcome
+
     def _give(self, outcome: Outcome) -> Any:
         error = outcome.error
         if error is None:
@@ -175,23 +189,18 @@ class Imap(Results, Iterator[Any]):
         with self._lock:
             self._start()
         while not self._is_over:
-            is_over = self._flow.is_over
-            outcome = self._flow.take()
+            outcome = self._due()
             if outcome is not None:
                 return self._give(outcome)
-            if is_over:
-                self._end()
-                break
-            self._ready.wait()
+            if not self._is_over:
+                self._ready.wait()
         raise StopIteration
 
     def _start(self) -> None:
         if not (self._is_started or self._is_over):
             self._is_started = True
             self._flow.start()
-            sources.read_in_thread(self._flow, self._inputs, self._room)
-            if isinstance(self._inputs, sources.Partitions):
-                self._stop_reading = self._inputs.close
+            self._read_in_thread(self._room)
 
     def close(self) -> None:
         """Cancel what is on its way; there are no more results.
@@ -233,14 +242,11 @@ class AsyncImap(Results, AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         self._start()
         while not self._is_over:
-            is_over = self._flow.is_over
-            outcome = self._flow.take()
+            outcome = self._due()
             if outcome is not None:
                 return self._give(outcome)
-            if is_over:
-                self._end()
-                break
-            await self._ready.wait()
+            if not self._is_over:
+                await self._ready.wait()
         raise StopAsyncIteration
 
     def _start(self) -> None:
@@ -260,10 +266,8 @@ class AsyncImap(Results, AsyncIterator[Any]):
                     loop.call_soon_threadsafe(task.cancel)
 
             self._stop_reading = stop
-            return
-        sources.read_in_thread(self._flow, self._inputs, self._room)
-        if isinstance(self._inputs, sources.Partitions):
-            self._stop_reading = self._inputs.close
+        else:
+            self._read_in_thread(self._room)
 
     async def aclose(self) -> None:
         """Cancel what is on its way; there are no more results."""

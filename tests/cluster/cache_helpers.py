@@ -18,8 +18,9 @@ def caches(worker: Worker) -> Any:
 
 def cache_of(worker: Worker) -> ResultCache:
     """The only one that a worker has."""
+    cache: ResultCache
     (cache,) = caches(worker)._caches.values()
-    return cache  # type: ignore[no-any-return]
+    return cache
 
 
 async def until_stored(worker: Worker, entries: int = 1) -> None:
