@@ -15,9 +15,9 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 from daskinfer import config, protocol
 from daskinfer.artifact.chunks import Chunks
 from daskinfer.artifact.pacing import Pace
+from daskinfer.guarding import guarded
 from daskinfer.logs import Log
 from daskinfer.transport import read
-from scheduler_plugins.guarding import guarded
 from scheduler_plugins.origin import Spool
 from scheduler_plugins.swarm import Swarm
 

@@ -11,6 +11,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskinfer import config, protocol
+from daskinfer.guarding import guarded
 from daskinfer.logs import Log
 from daskinfer.wording import counted
 from scheduler_plugins import dashboard, http
@@ -22,7 +23,6 @@ from scheduler_plugins.dispatcher import Dispatcher
 from scheduler_plugins.distribution import Distribution
 from scheduler_plugins.exposition import COLLECTOR
 from scheduler_plugins.fetching import Fetching
-from scheduler_plugins.guarding import guarded
 from scheduler_plugins.health import Suspicion
 from scheduler_plugins.intake import Intake
 from scheduler_plugins.lifecycle import Lifecycle

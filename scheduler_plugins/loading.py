@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from distributed.metrics import monotonic
 
 from daskinfer import protocol
+from daskinfer.guarding import guarded
 from daskinfer.logs import Log
 from scheduler_plugins.deployment import Deployment, Replica, ReplicaState, Version
-from scheduler_plugins.guarding import guarded
 
 if TYPE_CHECKING:
     from scheduler_plugins.inference import InferencePlugin

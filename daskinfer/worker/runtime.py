@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from functools import partial, wraps
+from collections.abc import Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from distributed.metrics import monotonic
 from daskinfer import config, protocol
 from daskinfer.exceptions import InferenceError
 from daskinfer.failure import origin
+from daskinfer.guarding import guarded
 from daskinfer.logs import Log
 from daskinfer.streams import tune
 from daskinfer.worker.cached_run import CachedRun
@@ -37,25 +38,6 @@ if TYPE_CHECKING:
     from daskinfer.worker.execution import Call
 
 logger = Log("runtime")
-
-
-def guarded(handler: Callable[..., None]) -> Callable[..., None]:
-    """Keep an error in a stream handler from closing the worker."""
-
-    @wraps(handler)
-    def handle(self: Any, **message: Any) -> None:
-        try:
-            handler(self, **message)
-        except Exception:
-            logger.exception(
-                "%s failed; the message is lost",
-                handler.__name__,
-                deployment=message.get("name"),
-                version=message.get("version"),
-                stimulus_id=message.get("stimulus_id"),
-            )
-
-    return handle
 
 
 class InferenceRuntime(WorkerPlugin):

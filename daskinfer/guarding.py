@@ -8,7 +8,7 @@ from typing import Any
 
 from daskinfer.logs import Log
 
-logger = Log("plugin")
+logger = Log("handlers")
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:
