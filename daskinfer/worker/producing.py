@@ -1,0 +1,299 @@
+"""Models that answer piece by piece: what they give at each step, and to whom.
+
+Knows neither workers nor the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dask.typing import Key
+
+from daskinfer import payload
+from daskinfer.exceptions import OutputMismatch
+from daskinfer.failure import contain
+from daskinfer.streaming import Step
+from daskinfer.wording import counted
+
+if TYPE_CHECKING:
+    from daskinfer.worker.execution import Item
+
+logger = logging.getLogger("distributed.inference.producing")
+
+_END: Any = object()
+
+
+@dataclass(slots=True)
+class Emission:
+    """What came of one request in one turn on the device.
+
+    ``ended`` with an ``error``, the stream broke after its ``chunks``.
+    """
+
+    key: Key
+    chunks: list[Any] = field(default_factory=list)
+    ended: bool = False
+    error: BaseException | None = None
+
+
+class Producer(Protocol):
+    """Gives the chunks of one or more requests, a few at each turn.
+
+    All but ``live`` and ``joins`` is called on the device's thread, and never at the
+    same time. What is dropped is never emitted again, unless it is added again.
+    """
+
+    @property
+    def live(self) -> Collection[Key]:
+        """The requests that have not ended."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether requests may be added while others run: one serves a model then."""
+
+    def add(self, items: list[Item]) -> None:
+        """Take in requests. Their errors are emitted, not raised."""
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Some requests, which may have ended, are not wanted any more."""
+
+    def advance(self, budget: float, paused: Collection[Key] = ()) -> list[Emission]:
+        """Run one step, and more as long as ``budget`` seconds have not passed.
+
+        Parameters
+        ----------
+        budget
+            When to begin no further step. With 0 it is one.
+        paused
+            Requests whose readers have enough for now. What shares steps with others
+            goes on regardless.
+
+        Returns
+        -------
+        list of Emission
+            One at most for each request. The errors of models are in there.
+        """
+
+    def close(self) -> None:
+        """Let go of the model; nothing more is emitted."""
+
+
+class Flow:
+    """One iterator of a model's, whose every output is divided among its requests.
+
+    Parameters
+    ----------
+    outputs
+        What the model has returned.
+    items
+        Whose inputs it was called with.
+    sizes
+        Rows of each; None where the one there is takes every output whole.
+    batch_dim
+        The axis along which they were joined; None: they were stacked.
+    padding
+        Rows that were added to them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskinfer.worker.execution import Item
+    >>> outputs = iter([np.array([1, 2]), Step(np.array([3, 4]), [True, False])])
+    >>> items = [Item(key, lambda: ((), {})) for key in "ab"]
+    >>> flow = Flow(outputs, items, [1, 1])
+    >>> [(e.key, e.chunks, e.ended) for e in flow.step()]
+    [('a', [array([1])], False), ('b', [array([2])], False)]
+    >>> [(e.key, e.chunks, e.ended) for e in flow.step()]
+    [('a', [array([3])], True), ('b', [array([4])], False)]
+    >>> [(e.key, e.chunks, e.ended) for e in flow.step()]
+    [('b', [], True)]
+    """
+
+    def __init__(
+        self,
+        outputs: Iterator[Any],
+        items: Sequence[Item],
+        sizes: Sequence[int] | None = None,
+        batch_dim: int | None = 0,
+        padding: int = 0,
+    ) -> None:
+        self.items = {item.key: item for item in items}
+        self._outputs = outputs
+        self._batch_dim = batch_dim
+        self._sizes = (
+            None if sizes is None else dict(zip(self.items, sizes, strict=True))
+        )
+        self._padding = padding
+        self._unwanted: set[Key] = set()
+
+    def __repr__(self) -> str:
+        return f"<Flow to {counted(len(self.wanted), 'request')}>"
+
+    @property
+    def wanted(self) -> list[Key]:
+        """Requests that are still to get something."""
+        return [key for key in self.items if key not in self._unwanted]
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Give nothing more to some requests."""
+        # The model does not know, and goes on to give rows for them.
+        self._unwanted.update(self.items.keys() & set(keys))
+        if not self.wanted:
+            self.close()
+
+    def step(self) -> list[Emission]:
+        """Take the next output.
+
+        Raises
+        ------
+        Exception
+            What the model raises, or an output that cannot be divided.
+        """
+        output = contain(next, self._outputs, _END)
+        wanted = self.wanted
+        if output is _END:
+            self.items.clear()
+            return [Emission(key, ended=True) for key in wanted]
+        finished = None
+        if isinstance(output, Step):
+            output, finished = output.outputs, _flags(output.finished)
+        pieces = dict(zip(self.items, self._divide(output), strict=True))
+        emissions = {key: Emission(key, [pieces[key]]) for key in wanted}
+        if finished is not None:
+            for key in self._finish(finished):
+                if key in emissions:
+                    emissions[key].ended = True
+            if not self.wanted:
+                self.close()
+        return list(emissions.values())
+
+    def close(self) -> None:
+        """Have the model stop where it is, as leaving a loop does."""
+        self.items.clear()
+        outputs, self._outputs = self._outputs, iter(())
+        try:
+            # Iterators other than generators have none.
+            contain(getattr(outputs, "close", int))
+        except Exception as error:
+            logger.info("A model raised %r as it was stopped", error)
+
+    def _divide(self, output: Any) -> Sequence[Any]:
+        if self._sizes is None:
+            return [payload.copy_arrays(output)]
+        sizes = list(self._sizes.values())
+        pad_to = sum(sizes) + self._padding if self._padding else None
+        return payload.split(output, sizes, self._batch_dim, pad_to)
+
+    def _finish(self, finished: list[bool]) -> list[Key]:
+        """Take rows out; return the requests that have none any more."""
+        sizes = {next(iter(self.items)): 1} if self._sizes is None else self._sizes
+        rows = sum(sizes.values()) + self._padding
+        if self._sizes is None:
+            finished = [bool(finished) and all(finished)]
+        if len(finished) != rows:
+            raise OutputMismatch(
+                f"Step.finished has {counted(len(finished), 'entry', 'entries')} where "
+                f"{counted(rows, 'row is', 'rows are')} live; give one for each row of "
+                "the outputs"
+            )
+        flags = iter(finished)
+        ended = []
+        for key, size in list(sizes.items()):
+            left = size - sum(next(flags) for _ in range(size))
+            sizes[key] = left
+            # What has no rows never ends so, but with the generator.
+            if size and not left:
+                del sizes[key], self.items[key]
+                ended.append(key)
+        self._padding -= sum(flags)
+        return ended
+
+
+class GeneratorProducer:
+    """The requests of one batch, on the iterators that a model has returned for them.
+
+    Parameters
+    ----------
+    flows
+        They take turns.
+
+    Examples
+    --------
+    >>> from daskinfer.worker.execution import Item
+    >>> flows = [Flow(iter(t), [Item(t, lambda: ((), {}))]) for t in ("ab", "c")]
+    >>> producer = GeneratorProducer(flows)
+    >>> [(e.key, e.chunks, e.ended) for e in producer.advance(0.0)]
+    [('ab', ['a'], False)]
+    >>> [(e.key, e.chunks, e.ended) for e in producer.advance(1.0)]
+    [('c', ['c'], True), ('ab', ['b'], True)]
+    """
+
+    joins = False
+
+    def __init__(self, flows: Sequence[Flow]) -> None:
+        self._flows = deque(flows)
+
+    def __repr__(self) -> str:
+        return f"<GeneratorProducer of {counted(len(self.live), 'request')}>"
+
+    @property
+    def live(self) -> list[Key]:
+        """The requests that have not ended."""
+        return list(chain.from_iterable(flow.wanted for flow in self._flows))
+
+    def add(self, items: list[Item]) -> None:
+        """Refused: a generator that runs takes no more inputs."""
+        raise TypeError("a generator cannot be joined while it runs")
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Close the generators of which nothing is wanted any more."""
+        for flow in self._flows:
+            flow.drop(keys)
+        self._flows = deque(flow for flow in self._flows if flow.wanted)
+
+    def advance(self, budget: float, paused: Collection[Key] = ()) -> list[Emission]:
+        """Take outputs of the iterators in turn; see :meth:`Producer.advance`."""
+        found: dict[Key, Emission] = {}
+        stop = perf_counter() + budget
+        ready = deque(f for f in self._flows if not set(f.wanted).issubset(paused))
+        while ready:
+            flow = ready.popleft()
+            for emission in _stepped(flow):
+                known = found.setdefault(emission.key, emission)
+                if known is not emission:
+                    known.chunks += emission.chunks
+                    known.ended, known.error = emission.ended, emission.error
+            # Behind the others, also at the next turn.
+            self._flows.remove(flow)
+            if flow.wanted:
+                self._flows.append(flow)
+                ready.append(flow)
+            if perf_counter() >= stop:
+                break
+        return list(found.values())
+
+    def close(self) -> None:
+        """Close all generators."""
+        self.drop(self.live)
+
+
+def _stepped(flow: Flow) -> list[Emission]:
+    wanted = flow.wanted
+    try:
+        return flow.step()
+    except Exception as error:
+        failure = error
+    flow.close()
+    return [Emission(key, ended=True, error=failure) for key in wanted]
+
+
+def _flags(finished: Any) -> list[bool]:
+    if hasattr(finished, "tolist"):
+        finished = finished.tolist()
+    return [bool(flag) for flag in finished]
