@@ -33,6 +33,7 @@ from daskinfer.exceptions import (
     OutputMismatch,
     Overloaded,
     SchedulerLost,
+    StreamStalled,
     UnknownDeployment,
     UpdateAborted,
     UpdateFailed,
@@ -48,10 +49,12 @@ from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
 from daskinfer.story import Story, StoryEntry
+from daskinfer.streaming import Step, StreamPolicy
 
 if TYPE_CHECKING:
     from daskinfer.cluster import LocalCluster
     from daskinfer.device_workers import DeviceWorkers
+    from daskinfer.stream import Stream
 
 __version__ = "0.1.0"
 
@@ -81,8 +84,12 @@ __all__ = [
     "RequestInfo",
     "RetryPolicy",
     "SchedulerLost",
+    "Step",
     "Story",
     "StoryEntry",
+    "Stream",
+    "StreamPolicy",
+    "StreamStalled",
     "TierPolicy",
     "UnknownDeployment",
     "UpdateAborted",
@@ -115,6 +122,10 @@ def __getattr__(name: str) -> Any:
         from daskinfer.device_workers import DeviceWorkers
 
         return DeviceWorkers
+    if name == "Stream":
+        from daskinfer.stream import Stream
+
+        return Stream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

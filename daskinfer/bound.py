@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from daskinfer.handle import Model
     from daskinfer.options import CallOptions
+    from daskinfer.stream import Stream
 
 
 class BoundModel(Iterated):
@@ -36,6 +37,16 @@ class BoundModel(Iterated):
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """As :meth:`Model.submit`, with the options."""
         return self.model._submit(self.options, args, kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """As :meth:`Model.stream`, with the options.
+
+        Raises
+        ------
+        ValueError
+            With ``key=``: others may share what it names.
+        """
+        return self.model._stream(self.options, args, kwargs)
 
     def map(self, *iterables: Iterable[Any], **kwargs: Any) -> list[Future[Any]]:
         """As :meth:`Model.map`, with the options.

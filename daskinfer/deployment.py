@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from daskinfer.caching import CachePolicy
     from daskinfer.policy import BatchPolicy
     from daskinfer.retry import RetryPolicy
+    from daskinfer.streaming import StreamPolicy
 
 
 def deploy(
@@ -47,6 +48,7 @@ def deploy(
     breaker: BreakerPolicy | None = None,
     cache: CachePolicy | None = None,
     keep_loaded: bool = False,
+    streaming: StreamPolicy | None = None,
     wait: bool = True,
     wait_timeout: str | float | None = None,
 ) -> Model:
@@ -116,6 +118,9 @@ def deploy(
         Whether it stays in the memory of every worker, even where others have to be
         loaded again and again for want of room. Else the models that were used least
         recently make room for one that is asked for.
+    streaming
+        How many streams a worker runs at once, and how long a step may take, where the
+        model answers piece by piece.
     wait
         Whether to return only when every worker has tried, and at least one is
         ready.
@@ -165,6 +170,7 @@ def deploy(
         breaker=breaker,
         cache=cache,
         keep_loaded=keep_loaded,
+        streaming=streaming,
     )
     timeout = deploy_timeout(wait_timeout)
     handle = client.sync(_deploy, client, plan, timeout if wait else None)

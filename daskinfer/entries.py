@@ -12,6 +12,7 @@ from daskinfer.names import check_name
 from daskinfer.planning import Plan, plan_of
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from daskinfer.streaming import StreamPolicy
 
 
 def plan_of_entry(name: object, entry: object) -> Plan:
@@ -103,6 +104,10 @@ def _cache(value: object) -> CachePolicy | None:
     return CachePolicy(**{**fields, **tiers})
 
 
+def _streaming(value: object) -> StreamPolicy:
+    return StreamPolicy(**_fields("streaming", value, _names(StreamPolicy)))
+
+
 def _tier(tier: str, value: object) -> TierPolicy:
     limits = _fields(f"cache.{tier}", value, frozenset(("size", "ttl")))
     if "size" not in limits:
@@ -119,6 +124,7 @@ _POLICIES: dict[str, Callable[[object], Any]] = {
     "breaker": _breaker,
     "cache": _cache,
     "retry": _retry,
+    "streaming": _streaming,
 }
 
 _FIELDS = frozenset(

@@ -122,6 +122,8 @@ class RequestFailed(InferenceError):
         Address of the last worker that had it; None if none had.
     attempts
         How often it was sent to a worker.
+    chunks
+        How many chunks of a stream were delivered before; 0 for other requests.
 
     Examples
     --------
@@ -141,6 +143,7 @@ class RequestFailed(InferenceError):
         version: str | None = None,
         worker: str | None = None,
         attempts: int = 0,
+        chunks: int = 0,
     ) -> None:
         super().__init__(message)
         self.key = key
@@ -148,6 +151,7 @@ class RequestFailed(InferenceError):
         self.version = version
         self.worker = worker
         self.attempts = attempts
+        self.chunks = chunks
 
 
 class LostWorker(NamedTuple):
@@ -182,6 +186,16 @@ class WorkerLost(RequestFailed, KilledWorker):
     def allowed_failures(self) -> int:
         """How many deaths were not yet too many."""
         return self.attempts - 1
+
+
+class StreamStalled(RequestFailed, TimeoutError):
+    """A model gave a stream no chunk for ``idle_timeout``, though it had its turn.
+
+    ``chunks`` says how many it gave before.
+    """
+
+    if not TYPE_CHECKING:
+        __new__ = TimeoutError.__new__
 
 
 class BatchTimeout(RequestFailed, TimeoutError):

@@ -128,13 +128,15 @@ def taken(future: Future[Any]) -> Any:
     return state.take() if isinstance(state, RequestState) else NOTHING
 
 
-def request_future(key: Key, client: Client) -> Future[Any]:
+def request_future(
+    key: Key, client: Client, state: type[RequestState] = RequestState
+) -> Future[Any]:
     """Make the future of a request that nobody has asked for before.
 
     Dask makes the state of a future, which this one brings along. Safe from any
     thread, as nobody else knows the key yet.
     """
-    client.futures[key] = RequestState(key)
+    client.futures[key] = state(key)
     return RequestFuture(key, client)
 
 

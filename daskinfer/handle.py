@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from daskinfer.bound import BoundModel
 from daskinfer.imap.calls import Iterated
-from daskinfer.options import NO_OPTIONS, CallOptions
+from daskinfer.options import NO_OPTIONS, CallOptions, stream_order
 from daskinfer.versions import Versioned
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from daskinfer.status import DeploymentStatus
     from daskinfer.story import Story
+    from daskinfer.stream import Stream
 
 __all__ = ["NO_OPTIONS", "BoundModel", "CallOptions", "Model"]
 
@@ -159,6 +160,20 @@ class Model(Iterated, Versioned):
         """
         return self._submit(NO_OPTIONS, args, kwargs)
 
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """Send one request, and read its answer as it comes, piece by piece.
+
+        For models whose call returns an iterator: generator functions, asynchronous
+        ones too, and modules with a ``stream`` method. All keywords go to the model.
+
+        Returns
+        -------
+        Stream
+            To be read with ``for`` or ``async for``. Its ``future`` is the Dask future
+            of the whole.
+        """
+        return self._stream(NO_OPTIONS, args, kwargs)
+
     def map(self, *iterables: Iterable[Any], **kwargs: Any) -> list[Future[Any]]:
         """Send one request for each element of the iterables, zipped.
 
@@ -185,11 +200,18 @@ class Model(Iterated, Versioned):
         allow_other_workers: bool = False,
         resources: dict[str, float] | None = None,
         timeout: str | float | None = None,
+        combine: Callable[[list[Any]], Any] | None = None,
+        keep: bool = True,
+        resume: str | None = None,
     ) -> BoundModel:
         """Bind per-call options, as :meth:`distributed.Client.submit` knows them.
 
         ``timeout`` is the engine's own: seconds (or ``"2s"``) within which a request
-        is answered or fails with :class:`~daskinfer.DeadlineExceeded`.
+        is answered or fails with :class:`~daskinfer.DeadlineExceeded`. So are those for
+        models that answer piece by piece: ``combine`` makes the result of a list of all
+        chunks, on the worker; with ``keep=False`` there is no result, and a stream may
+        be endless; with ``resume="replay"`` a stream whose worker is lost goes on
+        elsewhere, if the model always gives the same chunks.
 
         Examples
         --------
@@ -206,6 +228,9 @@ class Model(Iterated, Versioned):
                 allow_other_workers=allow_other_workers,
                 resources=resources,
                 timeout=timeout,
+                combine=combine,
+                keep=keep,
+                resume=resume,
             ),
         )
 
@@ -345,7 +370,16 @@ class Model(Iterated, Versioned):
     ) -> Future[Any]:
         from daskinfer.submission import submitter
 
-        return submitter(self.client).submit(self, options, args, kwargs)
+        order = stream_order(options, read=False)
+        send = submitter(self.client)
+        return send.submit(self, options, args, kwargs, order=order)
+
+    def _stream(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Stream:
+        from daskinfer.submission import submitter
+
+        return submitter(self.client).stream(self, options, args, kwargs)
 
     def _map(
         self,
@@ -356,4 +390,5 @@ class Model(Iterated, Versioned):
         from daskinfer.submission import submitter
 
         submit = submitter(self.client).submit
-        return [submit(self, options, args, kwargs) for args in calls]
+        order = stream_order(options, read=False)
+        return [submit(self, options, args, kwargs, order=order) for args in calls]

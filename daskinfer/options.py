@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from dask.core import validate_key
+from distributed.protocol.pickle import dumps
 
+from daskinfer import config
 from daskinfer.fields import timeout_of
 
 if TYPE_CHECKING:
     from dask.typing import Key
+
+    from daskinfer.protocol import StreamOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,15 @@ class CallOptions:
         Seconds (or ``"2s"``) from the arrival at the scheduler within which the
         request is answered or fails with :class:`~daskinfer.DeadlineExceeded`; None:
         as the deployment has it.
+    combine
+        Makes the result of all chunks, where the model answers piece by piece; None:
+        it is a list of them.
+    keep
+        Whether there is to be a result, where chunks are read. Without, a stream may be
+        endless.
+    resume
+        ``"replay"``: if the worker is lost, another one begins anew, and what has been
+        read is left out. For models that always give the same chunks.
     """
 
     key: Key | None = None
@@ -48,6 +61,9 @@ class CallOptions:
     allow_other_workers: bool = False
     resources: tuple[tuple[str, float], ...] | None = None
     timeout: float | None = None
+    combine: Callable[[list[Any]], Any] | None = None
+    keep: bool = True
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None:
@@ -76,6 +92,16 @@ class CallOptions:
         if self.allow_other_workers and self.workers is None:
             raise ValueError("allow_other_workers needs workers=")
         object.__setattr__(self, "timeout", timeout_of("timeout", self.timeout))
+        if not isinstance(self.keep, bool):
+            raise TypeError(f"keep must be True or False, not {self.keep!r}")
+        if self.combine is not None and not callable(self.combine):
+            raise TypeError(f"combine must be a function, not {self.combine!r}")
+        if self.combine is not None and not self.keep:
+            raise ValueError(
+                "combine makes a result, which is not kept with keep=False"
+            )
+        if self.resume not in (None, "replay"):
+            raise ValueError(f"resume must be None or 'replay', not {self.resume!r}")
 
     @classmethod
     def of(
@@ -118,7 +144,8 @@ class CallOptions:
         if timeout is None:
             own = annotations.get("daskinfer")
             timeout = annotated_timeout(own(key) if callable(own) else own)
-        return CallOptions.of(key=self.key, timeout=timeout, **wanted)
+        own = {name: getattr(self, name) for name in ("combine", "keep", "resume")}
+        return CallOptions.of(key=self.key, timeout=timeout, **own, **wanted)
 
     def names(self) -> list[str]:
         """Those that differ from the defaults.
@@ -131,6 +158,28 @@ class CallOptions:
             for name in self.__dataclass_fields__
             if getattr(self, name) != getattr(NO_OPTIONS, name)
         ]
+
+
+def stream_order(options: CallOptions, *, read: bool) -> StreamOrder | None:
+    """How the answer of a call is to be streamed; None: nothing is said of that.
+
+    Raises
+    ------
+    Exception
+        ``combine`` cannot be pickled.
+    """
+    if not read and options.combine is None and options.keep and not options.resume:
+        return None
+    combine = None if options.combine is None else dumps(options.combine)
+    return {
+        "read": read,
+        "nbytes": config.nbytes("streaming.window"),
+        "chunks": config.integer("streaming.window-chunks"),
+        "keep": options.keep,
+        "combine": combine,
+        "replay": options.resume == "replay",
+        "skip": 0,
+    }
 
 
 def resource_amounts(

@@ -20,6 +20,7 @@ from daskinfer.names import check_name
 from daskinfer.options import resource_amounts
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from daskinfer.streaming import StreamPolicy
 
 if TYPE_CHECKING:
     from daskinfer.artifact import Artifact
@@ -81,6 +82,7 @@ def plan_of(
     breaker: BreakerPolicy | None = None,
     cache: CachePolicy | None = None,
     keep_loaded: bool = False,
+    streaming: StreamPolicy | None = None,
 ) -> Plan:
     """Check what :func:`daskinfer.deploy` was given, and take the model apart.
 
@@ -101,6 +103,8 @@ def plan_of(
         raise TypeError(f"breaker must be a BreakerPolicy, not {breaker!r}")
     if cache is not None and not isinstance(cache, CachePolicy):
         raise TypeError(f"cache must be a CachePolicy, not {cache!r}")
+    if streaming is not None and not isinstance(streaming, StreamPolicy):
+        raise TypeError(f"streaming must be a StreamPolicy, not {streaming!r}")
     if request_timeout is None:
         request_timeout = dask.config.get("daskinfer.request-timeout")
     if batch_timeout is None:
@@ -128,6 +132,7 @@ def plan_of(
             "breaker": (breaker or BreakerPolicy()).to_message(),
             "cache": None if cache is None else cache.to_message(),
             "keep_loaded": bool(keep_loaded),
+            "streaming": (streaming or StreamPolicy()).to_message(),
             "max_queue": None if max_queue is None else size("max_queue", max_queue),
         },
     )

@@ -30,6 +30,12 @@ from dask.typing import Key
 #: Streams: client to scheduler.
 SUBMIT = "daskinfer-submit"
 
+#: Streams: client to scheduler to worker.
+READ = "daskinfer-stream-read"
+
+#: Streams: worker to scheduler to client.
+CHUNKS = "daskinfer-stream-chunks"
+
 #: Streams: scheduler to worker.
 RUN = "daskinfer-run"
 DROP = "daskinfer-drop"
@@ -57,6 +63,7 @@ WANTS = "daskinfer-wants"
 GOT = "daskinfer-got"
 NOT_GOT = "daskinfer-not-got"
 LEAVES = "daskinfer-leaves"
+ENDED = "daskinfer-stream-ended"
 
 #: Calls (request and answer) to the scheduler.
 DEPLOY = "daskinfer_deploy"
@@ -95,10 +102,35 @@ CACHE = "cache"
 HOST = "host"
 DISK = "disk"
 
+#: How a model answers: with one result for each request, piece by piece, or piece by
+#: piece from an asynchronous generator, which does not keep the device.
+PLAIN = ""
+STREAM = "stream"
+ASYNC_STREAM = "async-stream"
+
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
 #: ``memoryview`` when received by a worker).
 Payload: TypeAlias = "bytes | list[Any]"
+
+
+class StreamOrder(TypedDict):
+    """How the answer of a request is to be streamed to its client.
+
+    If its client is to ``read`` the chunks, no more than ``nbytes`` and ``chunks`` are
+    to be unread. Where it is not to ``keep``, there is no result but None; else there
+    is what ``combine`` makes of all chunks: a pickled function, or None for a list of
+    them. With ``replay`` another attempt may go on for one that failed, and leaves out
+    the first ``skip`` chunks, which the client has.
+    """
+
+    read: bool
+    nbytes: int
+    chunks: int
+    keep: bool
+    combine: bytes | None
+    replay: bool
+    skip: int
 
 
 class SubmitMessage(TypedDict):
@@ -107,7 +139,8 @@ class SubmitMessage(TypedDict):
     The lists run in parallel. ``signatures`` holds None where the inputs are
     futures, whose shapes nobody knows yet. Results of a batch that are no larger than
     ``inline`` bytes together shall come unasked. ``contents`` hold, by position, the
-    hashes of what requests say, where results are cached.
+    hashes of what requests say, where results are cached. All answers are to be
+    streamed as ``stream`` says, or none is.
     """
 
     op: str
@@ -126,6 +159,7 @@ class SubmitMessage(TypedDict):
     inline: int
     timeout: float | None
     contents: dict[int, bytes]
+    stream: StreamOrder | None
 
 
 class RunMessage(TypedDict):
@@ -135,7 +169,8 @@ class RunMessage(TypedDict):
     be cut, ``pass_rows`` those of all others. Results of up to ``inline`` bytes
     together come back with the answer. ``contents`` are the hashes of its requests,
     where clients have told; empty if none has. What is ``held`` should be in the
-    worker's cache.
+    worker's cache. Of those in ``streams``, chunks are sent on; a model that gives none
+    for ``idle_timeout`` seconds has stalled.
     """
 
     op: str
@@ -150,6 +185,8 @@ class RunMessage(TypedDict):
     inline: int
     contents: list[bytes | None]
     held: bool
+    streams: dict[Key, StreamOrder]
+    idle_timeout: float | None
     stimulus_id: str
 
 
@@ -328,7 +365,8 @@ class LoadedMessage(TypedDict):
     """A load ended. ``timings`` are ``(rows, seconds)`` of the warm-up.
 
     ``nbytes`` is what the weights take, 0 if the load failed. They came from a
-    ``source``: :data:`HOST`, :data:`DISK`, or empty for elsewhere, or nowhere.
+    ``source``: :data:`HOST`, :data:`DISK`, or empty for elsewhere, or nowhere. The
+    model answers as its ``kind`` says, as far as can be seen; see :data:`STREAM`.
     ``broken`` says why nothing runs on the device any more, if that came of it.
     """
 
@@ -344,6 +382,7 @@ class LoadedMessage(TypedDict):
     seconds: float
     nbytes: int
     source: str
+    kind: str
     broken: str
 
 
@@ -405,7 +444,8 @@ class DoneMessage(TypedDict):
     end of its last. ``pack`` holds the values of ``keys`` where they are small;
     ``cached`` are the places of those that were not computed for their request,
     ``look_up`` the seconds that it took to look for all, and ``kept`` names what is in
-    the worker's cache from now on.
+    the worker's cache from now on. Those that are ``streaming`` have only begun: more
+    will be said of them, by :class:`ChunksMessage` and :class:`EndedMessage`.
 
     ``broken`` says why nothing runs on the device any more, and is empty as long as
     something does. The pass that found out held those ``struck``. Of what should
@@ -426,12 +466,64 @@ class DoneMessage(TypedDict):
     cached: list[int]
     look_up: float
     kept: bytes
+    streaming: list[Key]
     out_of_memory: int
     waited: float
     ran: float
     device: str
     pack: Pack | None
     struck: list[Key]
+    broken: str
+    stimulus_id: str
+
+
+class ChunksMessage(TypedDict):
+    """Chunks of some streams of a batch: those from number ``firsts``, ``counts`` each.
+
+    Of some there are ``more``, which wait until these are read. Clients are not told
+    the batch.
+    """
+
+    op: str
+    batch: str
+    keys: list[Key]
+    firsts: list[int]
+    counts: list[int]
+    nbytes: list[int]
+    more: list[bool]
+    packs: list[Pack]
+
+
+class ReadMessage(TypedDict):
+    """How many chunks of some streams their readers have ``taken``, from the beginning.
+
+    -1 says that they wait for the whole: whatever is unread, the model is to go on. -2
+    says that nobody reads any more. Workers are told the batch.
+    """
+
+    op: str
+    keys: list[Key]
+    taken: list[int]
+
+
+class EndedMessage(TypedDict):
+    """Some streams of a batch have ended, after as many chunks as ``counts`` say.
+
+    The fields are as in :class:`DoneMessage`. If the device is ``broken``, this is said
+    of no stream: all that it had have ended, and nothing more is said of them.
+    """
+
+    op: str
+    batch: str
+    keys: list[Key]
+    nbytes: list[int]
+    type_index: list[int]
+    types: list[bytes]
+    typenames: list[str]
+    failed: dict[Key, Failure]
+    counts: dict[Key, int]
+    device: str
+    pack: Pack | None
     broken: str
     stimulus_id: str
 

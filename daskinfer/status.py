@@ -344,6 +344,8 @@ class RequestInfo:
     cached
         Whether it was found in a cache, or computed for another request that was equal
         to it, rather than computed for its own.
+    chunks
+        How many it came in, if it came piece by piece.
     """
 
     name: str
@@ -356,3 +358,4 @@ class RequestInfo:
     compute_seconds: float
     attempts: int
     cached: bool = False
+    chunks: int = 0

@@ -27,7 +27,9 @@ from distributed.utils_comm import pack_data, unpack_remotedata
 from daskinfer import config, payload, protocol, transport
 from daskinfer.future import request_future, results_arrived
 from daskinfer.installation import install, is_installed
-from daskinfer.options import CallOptions
+from daskinfer.options import CallOptions, stream_order
+from daskinfer.reading import Readings, StreamState
+from daskinfer.stream import Stream
 from daskinfer.streams import tune
 
 if TYPE_CHECKING:
@@ -40,7 +42,9 @@ _EXTENSION = "daskinfer"
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 #: What leaves together.
-_Parcel: TypeAlias = "dict[tuple[Model, CallOptions, int], protocol.SubmitMessage]"
+_Parcel: TypeAlias = (
+    "dict[tuple[Model, CallOptions, int, bool], protocol.SubmitMessage]"
+)
 
 
 def submitter(client: Client) -> Submitter:
@@ -78,11 +82,13 @@ class Submitter:
         self._lock = threading.Lock()
         self._parcels: deque[_Parcel] = deque()
         self._held: list[_Parcel] = []
+        self._later: list[dict[str, Any]] = []
         self._installing: asyncio.Future[None] | None = None
         handlers: dict[str, Any] = client._stream_handlers
         handlers[protocol.ANSWERS] = partial(results_arrived, client)
         handlers[protocol.REST] = self._let_rest
         self._resting: dict[str, float] = {}
+        self.readings = Readings(self)
 
     def __repr__(self) -> str:
         waiting = sum(len(m["keys"]) for p in self._parcels for m in p.values())
@@ -95,11 +101,13 @@ class Submitter:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         inline: int | None = None,
+        order: protocol.StreamOrder | None = None,
     ) -> Future[Any]:
         """Queue one request for sending and return its future.
 
         Its result comes unasked if it has no more than ``inline`` bytes, together
-        with those of its batch; by default as configured.
+        with those of its batch; by default as configured. With an ``order`` it is
+        answered piece by piece.
 
         Raises
         ------
@@ -114,7 +122,9 @@ class Submitter:
             if options.key is None
             else options.key
         )
-        make = request_future if options.key is None else Future
+        make: Any = request_future if options.key is None else Future
+        if order is not None and order["read"]:
+            make = partial(request_future, state=StreamState)
         annotations = get_annotations()
         if annotations:
             options = options.within(annotations, key)
@@ -124,6 +134,9 @@ class Submitter:
         else:
             measure = payload.measure(args, kwargs, model.batch_dim)
             signature, rows = measure.signature or f"alone-{key}", measure.rows
+            if order is not None and not order["keep"]:
+                # What its reader does not take shall be nowhere, and hold up nobody.
+                signature = f"alone-{key}"
         content = None
         if model.cached and not dependencies and not self._rests(model.name):
             content = _content(args, kwargs)
@@ -142,10 +155,11 @@ class Submitter:
                 self._parcels.append({})
                 loop.add_callback(self._flush)
             parcel = self._parcels[-1]
-            alike = model, options, self._inline if inline is None else inline
+            inline = self._inline if inline is None else inline
+            alike = model, options, inline, order is not None and order["read"]
             message = parcel.get(alike)
             if message is None:
-                message = parcel[alike] = _message(*alike)
+                message = parcel[alike] = _message(model, options, inline, order)
             if dependencies:
                 message["dependencies"][len(message["keys"])] = dependencies
             if content is not None:
@@ -155,6 +169,36 @@ class Submitter:
             message["signatures"].append(signature)
             message["rows"].append(rows)
         return future
+
+    def stream(
+        self,
+        model: Model,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Stream:
+        """Queue one request for sending and return the stream of its chunks.
+
+        Raises
+        ------
+        ValueError
+            With ``key=``.
+        Exception
+            As :meth:`submit`.
+        """
+        if options.key is not None:
+            raise ValueError("key= names a result that many may share; use submit")
+        order = stream_order(options, read=True)
+        assert order is not None
+        future = self.submit(model, options, args, kwargs, order=order)
+        return Stream(future, order, self.readings)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message behind all requests (on the client's event loop)."""
+        if self._held:
+            self._later.append(message)
+        else:
+            self.client._send_to_scheduler_safe(message)
 
     def _let_rest(self, name: str, seconds: float) -> None:
         self._resting[name] = monotonic() + seconds
@@ -193,8 +237,11 @@ class Submitter:
         else:
             for parcel in self._held:
                 self._send(parcel)
+            for message in self._later:
+                self.client._send_to_scheduler_safe(message)
         finally:
             self._held.clear()
+            self._later.clear()
 
     def _fail(self, parcel: _Parcel, error: Exception) -> None:
         for message in parcel.values():
@@ -212,7 +259,12 @@ class Submitter:
             self.client._send_to_scheduler_safe(message)
 
 
-def _message(model: Model, options: CallOptions, inline: int) -> protocol.SubmitMessage:
+def _message(
+    model: Model,
+    options: CallOptions,
+    inline: int,
+    order: protocol.StreamOrder | None,
+) -> protocol.SubmitMessage:
     return {
         "op": protocol.SUBMIT,
         "name": model.name,
@@ -230,6 +282,7 @@ def _message(model: Model, options: CallOptions, inline: int) -> protocol.Submit
         "inline": inline,
         "timeout": options.timeout,
         "contents": {},
+        "stream": order,
     }
 
 

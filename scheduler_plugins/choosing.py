@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from daskinfer.protocol import PLAIN
 from scheduler_plugins.batching import Send
 from scheduler_plugins.line import LaneKey
+from scheduler_plugins.live import roomiest
 from scheduler_plugins.reserving import Reservations
 
 if TYPE_CHECKING:
@@ -107,12 +110,16 @@ class Chooser:
                 continue
             starving = False
             self._starvation.ended(line)
+            if line.kind != PLAIN:
+                devices = roomiest(line, devices)
+                if not devices:
+                    continue
             open_to_all = self.reserved.open_to(None, devices)
             decision = self._affinity.decide(
                 line, lane, open_to_all, now
             ) or self._decide(line, lane, devices, now)
             if isinstance(decision, Send):
-                return Choice(lane, decision)
+                return Choice(lane, _within_room(line, decision))
             if decision is not None:
                 until = min(until, decision)
         if starving:
@@ -139,3 +146,11 @@ class Chooser:
         if isolated:
             self.reserved.keep(lane, devices, now, self._link)
         return decision.until
+
+
+def _within_room(line: Line, send: Send) -> Send:
+    """No more rows than a device may begin streams, where there is one for each."""
+    if line.kind == PLAIN:
+        return send
+    free = max(line.max_streams - line.streams_on(send.device.name), 1)
+    return replace(send, rows=min(send.rows, free))

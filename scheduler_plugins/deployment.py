@@ -13,6 +13,7 @@ from daskinfer.breaker import BreakerPolicy
 from daskinfer.caching import CachePolicy
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from daskinfer.streaming import StreamPolicy
 from scheduler_plugins.routing import Route
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Deployment:
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     cache: CachePolicy | None = None
     kept_loaded: bool = False
+    streaming: StreamPolicy = field(default_factory=StreamPolicy)
     versions: dict[str, Version] = field(default_factory=dict)
     previous: str | None = None
     update: Update | None = None

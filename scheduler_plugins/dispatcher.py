@@ -15,6 +15,7 @@ from dask.typing import Key
 from distributed.metrics import monotonic
 
 from daskinfer.logs import Log
+from daskinfer.protocol import PLAIN
 from scheduler_plugins.admission import Admission
 from scheduler_plugins.affinity import Affinity
 from scheduler_plugins.choosing import Choice, Chooser
@@ -30,12 +31,13 @@ from scheduler_plugins.outcomes import PLACEMENT
 from scheduler_plugins.request import Request
 from scheduler_plugins.running import Running
 from scheduler_plugins.starving import Starvation
+from scheduler_plugins.streams import Streams
 from scheduler_plugins.supervision import Supervision
 from scheduler_plugins.timer import Timer
 from scheduler_plugins.waiting import Waiting
 
 if TYPE_CHECKING:
-    from daskinfer.protocol import DoneMessage
+    from daskinfer.protocol import DoneMessage, EndedMessage
     from scheduler_plugins.taskstate import TaskStates
 
 logger = Log("dispatcher")
@@ -99,6 +101,7 @@ class Dispatcher:
         self.admission = Admission(tasks, self.affinity)
         self.waiting = Waiting(tasks, self.lines, self.admission, place, self.wake)
         self.recovery = self.waiting.recovery
+        self.streams = Streams(tasks, send, self.recovery)
         self.fitness = Fitness(self.lines.values(), self.admission, self.link)
         self.supervision = Supervision(
             self.lines.values(),
@@ -148,14 +151,16 @@ class Dispatcher:
         device_class: str,
         timings: Iterable[tuple[int, float]],
         doubt: str | None = None,
+        kind: str = PLAIN,
     ) -> None:
-        """A worker has loaded a version and measured it.
+        """A worker has loaded a version, found out its kind, and measured it.
 
         With a ``doubt``, it is tried with one request before it is given more.
         """
         line = self.lines.get((name, version))
         if line is None:
             return
+        line.kind = kind or line.kind
         line.devices[address] = self.lines.device(address, device_class)
         line.device_class = device_class
         line.latency.seed(address, device_class, timings)
@@ -174,6 +179,7 @@ class Dispatcher:
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
         batches = self._take_out(address)
+        self.streams.lost(address, expected=expected)
         self.affinity.worker_lost(address)
         for counts in self.statistics.values():
             counts.workers.pop(address, None)
@@ -181,7 +187,7 @@ class Dispatcher:
             self.recovery.worker_lost(batches)
         self.wake()
 
-    def device_failed(self, address: str) -> None:
+    def device_failed(self, address: str, reason: str = "") -> None:
         """Nothing runs on a worker's device; what is left there waits again.
 
         Nobody is to blame for that who was not running when it broke.
@@ -189,6 +195,7 @@ class Dispatcher:
         for batch, requests in self._take_out(address):
             self.recovery.sent_back(batch, requests)
             self.running.release(requests, f"{batch.stimulus_id}-back")
+        self.streams.device_failed(address, reason)
         self.wake()
 
     def _take_out(self, address: str) -> list[tuple[Batch, list[Request]]]:
@@ -202,12 +209,18 @@ class Dispatcher:
 
     def unassign(self, request: Request) -> None:
         """A request is not part of its batch any more."""
-        if self.running.unassign(request):
+        if self.streams.unassign(request) or self.running.unassign(request):
             self.wake()
 
     def done(self, message: DoneMessage, address: str) -> None:
         """Take in what a worker says of a batch."""
+        known = self.running.batches.get(message["batch"])
+        requests = {} if known is None else dict(known.requests)
         batch, struck = self.running.done(message, address)
+        if batch is not None:
+            self.streams.begun(batch, requests, message)
+        else:
+            self.streams.refuse(message["batch"], address, message["streaming"])
         if batch is not None and message["kept"]:
             self.cached(batch.line.name, address, message["kept"], b"")
         if batch is not None and message["broken"]:
@@ -217,6 +230,15 @@ class Dispatcher:
         elif batch is not None:
             self.supervision.answered(batch, message)
         self.wake()
+
+    def stream_ended(self, message: EndedMessage, address: str) -> None:
+        """Take in what a worker says of streams that have ended."""
+        self.streams.ended(message, address)
+        self.wake()
+
+    def workers(self) -> set[str]:
+        """Workers that have something under way."""
+        return self.running.workers() | self.streams.live.workers()
 
     def progressed(self, batch_id: str, address: str, waits_for: str) -> None:
         """A worker says what a batch waits for, or that it has begun after that."""
@@ -254,6 +276,7 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget all requests and batches; what is deployed stays."""
         self.running.clear()
+        self.streams.clear()
         self.supervision.clear()
         for line in self.lines.values():
             for request in line.queue.requests():
@@ -278,6 +301,7 @@ class Dispatcher:
         self.supervision.check(running, monotonic())
         running -= self.closing.named(monotonic())
         self.running.drop_unwanted()
+        self.streams.drop_unwanted()
         self.recovery.release(monotonic())
         wake_at = math.inf
         busy = self.lines.busy()

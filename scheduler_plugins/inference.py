@@ -161,6 +161,9 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.DONE: self.done,
                 protocol.CACHED: self.cached,
                 protocol.NOT_FOUND: self.not_found,
+                protocol.CHUNKS: self.chunks,
+                protocol.READ: self.read,
+                protocol.ENDED: self.ended,
                 **self.distribution.streams(),
             }
         )
@@ -310,6 +313,26 @@ class InferencePlugin(SchedulerPlugin):
     def not_found(self, worker: str, batch: str, dropped: bytes) -> None:
         """What a worker should have in its cache is not there."""
         self.dispatcher.not_found(batch, worker, dropped)
+
+    @guarded
+    def chunks(self, worker: str, **message: Any) -> None:
+        """A worker sends chunks of streams."""
+        self.dispatcher.streams.chunks(message, worker)  # type: ignore[arg-type]
+
+    @guarded
+    def read(self, client: str, keys: list[Key], taken: list[int]) -> None:
+        """A client has read chunks of streams."""
+        self.dispatcher.streams.read(self.requests, client, keys, taken)
+
+    @guarded
+    def ended(self, worker: str, **message: Any) -> None:
+        """Streams have ended on a worker, or its device is broken."""
+        if message["broken"]:
+            self.replacing.device_failed(worker, message["broken"])
+            self.service.changed()
+        else:
+            self.dispatcher.stream_ended(message, worker)  # type: ignore[arg-type]
+        self.versions.batch_ended()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""

@@ -128,6 +128,7 @@ class Intake:
         inline: int,
         timeout: float | None,
         contents: dict[int, bytes],
+        stream: protocol.StreamOrder | None,
         client: str,
     ) -> None:
         now = monotonic()
@@ -161,6 +162,7 @@ class Intake:
             request.constraint = constraint
             request.timeout = timeout
             request.content = contents.get(i)
+            request.stream = None if stream is None else stream.copy()
             self._lifecycle.arrived(request)
         self._tasks.start(wanted, stimulus_id)
         seconds = self._rest(name, monotonic()) if contents else 0.0

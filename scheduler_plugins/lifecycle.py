@@ -290,6 +290,15 @@ class Lifecycle:
             return DeadlineExceeded(
                 f"{passed} while {doing} on {worker}: {advice}", **about
             )
+        stream = self._dispatcher.streams.live.find(request.batch, request.key)
+        if stream is not None:
+            about |= {"version": stream.line.version, "worker": stream.device.name}
+            chunks = counted(request.delivered, "chunk")
+            return DeadlineExceeded(
+                f"{passed} while it streamed from {stream.device.name}, after {chunks}",
+                **about,
+                chunks=request.delivered,
+            )
         if not (request.waiting or request.delayed):
             told = f"{passed} while its inputs were computed: {advice}"
             return DeadlineExceeded(told, **about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dask.typing import Key
 
 from daskinfer.cache.gate import HitGate
+from daskinfer.protocol import PLAIN
 from scheduler_plugins.batching import Batcher
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health
@@ -51,7 +53,8 @@ class Batch:
     One that is ``overdue`` is past its time limit. One that ``died`` was running when
     its worker was lost. Those that were ``given_up`` run elsewhere by now. The worker
     was not told: its late results are taken if they come first. It is ``predicted`` to
-    take so many seconds on the device. The ``attempt`` is what its requests keep of it.
+    take so many seconds on the device, and ``begins`` so many streams, as far as is
+    known. The ``attempt`` is what its requests keep of it.
     """
 
     batch_id: str
@@ -67,6 +70,7 @@ class Batch:
     died: bool = False
     given_up: dict[Key, Request] = field(default_factory=dict)
     predicted: float | None = None
+    begins: int = 0
     attempt: Attempt = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +111,8 @@ class Line:
     requests go where their results are cached, if that is faster by what look-ups take
     (``hit_cost``) and that happens now and then (``hit_gate``). Workers where it is
     ``cold`` load it first; ``used`` says when the others last did something for it.
+    It answers as its ``kind`` says. ``streaming`` counts by worker the streams that are
+    under way, and ``begins`` the requests there that may become some.
     """
 
     def __init__(
@@ -142,7 +148,16 @@ class Line:
         self.device_class = ""  # of the latest device
         self.served = 0.0
         self.in_flight = 0
+        self.kind = PLAIN
+        self.max_streams = deployment.streaming.max_streams
+        self.idle_timeout = deployment.streaming.idle_timeout
+        self.streaming: Counter[str] = Counter()
+        self.begins: Counter[str] = Counter()
         self.delayed = 0
+
+    def streams_on(self, address: str) -> int:
+        """How many streams a worker has, those that are about to begin included."""
+        return self.streaming[address] + self.begins[address]
 
     def waiting_seconds(self) -> float:
         """Device time that those who wait need, on devices like the latest."""

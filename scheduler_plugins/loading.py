@@ -105,6 +105,7 @@ class Loading:
         broken: str,
         nbytes: int,
         source: str,
+        kind: str,
         worker: str,
     ) -> None:
         """A worker has loaded a version, or could not."""
@@ -137,7 +138,7 @@ class Loading:
             replica = found.replicas[worker]
             replica.since = monotonic()
             self.plugin.dispatcher.device_ready(
-                name, version, worker, device_class, timings, replica.doubt
+                name, version, worker, device_class, timings, replica.doubt, kind
             )
             logger.info(
                 "%s has loaded %r %r on %s in %.3g s",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler_plugins.histogram import DURATIONS, RATIOS, ROWS, Histogram
+from scheduler_plugins.stream_measures import StreamMeasures
 
 __all__ = ["Measures"]
 
@@ -43,6 +44,8 @@ class Measures:
         Attempts of requests that the engine has seen fail, by what happened.
     openings
         How often a worker's breaker has opened.
+    streams
+        What is measured of answers that come piece by piece.
 
     Examples
     --------
@@ -69,6 +72,7 @@ class Measures:
     retries: int = 0
     interrupted: Counter[str] = field(default_factory=Counter)
     openings: int = 0
+    streams: StreamMeasures = field(default_factory=StreamMeasures)
 
     def answered(self, wait: float, response: float) -> None:
         """Count an answer, in seconds since the request arrived."""

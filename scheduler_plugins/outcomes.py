@@ -15,6 +15,7 @@ from daskinfer.exceptions import (
     NoReadyWorker,
     OutOfDeviceMemory,
     Overloaded,
+    StreamStalled,
     UnknownDeployment,
     WorkerLost,
 )
@@ -53,6 +54,7 @@ _CAUSES: tuple[tuple[type[Exception], str], ...] = (
     (BatchTimeout, "batch_timeout"),
     (DeviceError, "device_error"),
     (OutOfDeviceMemory, "out_of_memory"),
+    (StreamStalled, "stream_stalled"),
 )
 
 #: Every reason for which a request can fail.
@@ -73,7 +75,7 @@ def cause_of(kind: type[BaseException]) -> str:
 
 def cause_on_worker(failure: Failure) -> str:
     """Why a request fails with an exception that came from a worker, unread."""
-    name = OutOfDeviceMemory.__name__
-    if failure["exception_text"].startswith(name):
-        return cause_of(OutOfDeviceMemory)
+    for kind in (OutOfDeviceMemory, StreamStalled):
+        if failure["exception_text"].startswith(kind.__name__):
+            return cause_of(kind)
     return MODEL

@@ -191,6 +191,55 @@ class Recovery:
         alone = len(requests) == 1
         self._charge(batch, requests, DeviceError, alone=alone, reason=reason)
 
+    # Streams
+
+    def cut_off(
+        self,
+        request: Request,
+        line: Line,
+        kind: type[RequestFailed],
+        address: str,
+        reason: str = "",
+    ) -> None:
+        """A stream has lost its worker or device, and nobody can go on for it."""
+        chunks = counted(request.delivered, "chunk")
+        why = f" ({reason})" if reason else ""
+        what = f"the device of {address}" if kind is DeviceError else address
+        told = (
+            f"{what}, which streamed {request.key!r} of {line.name!r}, is gone{why}; "
+            f"{chunks} had been delivered: ask again, or with resume='replay' if the "
+            "model always gives the same chunks"
+        )
+        self._fail(request, line, kind, address, told=told)
+
+    def charge_stream(
+        self,
+        request: Request,
+        line: Line,
+        kind: type[RequestFailed],
+        address: str,
+        alone: bool,
+        reason: str = "",
+    ) -> None:
+        """A stream has lost its worker or device, and may be tried again.
+
+        It is proven to be the cause if it was alone there. Others are tried somewhat
+        more often: there are more of them than of causes.
+        """
+        request.charges += 1
+        request.solo += alone
+        policy, now = line.retry, monotonic()
+        charges = request.charges
+        if not isolation.is_proven(request.solo, policy.max_attempts):
+            limit = policy.max_attempts + isolation.BYSTANDER_LIMIT
+            charges = policy.max_attempts if charges >= limit else 0
+        decision = retrying.decide(policy, kind, charges, now, random.random())
+        if isinstance(decision, Fail):
+            if not self._tasks.spend_retry(request.key):
+                self._fail(request, line, kind, address, reason)
+        elif decision.not_before > now:
+            self.hold_back(request, line, decision.not_before)
+
     # Waiting until later
 
     def hold_back(self, request: Request, line: Line, until: float) -> None:
@@ -238,14 +287,16 @@ class Recovery:
         kind: type[RequestFailed],
         address: str,
         reason: str = "",
+        told: str = "",
     ) -> None:
         error = kind(
-            _told(kind, request, line, address, reason),
+            told or _told(kind, request, line, address, reason),
             key=request.key,
             name=line.name,
             version=line.version,
             worker=address,
             attempts=request.attempts,
+            chunks=request.delivered,
         )
         request.cause = cause_of(kind)
         self._tasks.fail([request.key], error, f"daskinfer-failed-{line.name}")

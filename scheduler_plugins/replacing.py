@@ -93,7 +93,7 @@ class Replacing:
             limited=False,
         )
         self._registry.device_failed(address, told, replaced=replaced)
-        self._dispatcher.device_failed(address)
+        self._dispatcher.device_failed(address, reason)
 
     def loading_failed(
         self, name: str, version: str, address: str, reason: str, failure: Any

@@ -13,6 +13,7 @@ from scheduler_plugins.statistics import Figures, Statistics
 from scheduler_plugins.trail import BEGUN_AGAIN, Trail
 
 if TYPE_CHECKING:
+    from daskinfer.protocol import StreamOrder
     from scheduler_plugins.queueing import RequestQueue
 
 #: A request's place in a lane's heap, abandoned once the request names another.
@@ -90,6 +91,9 @@ class Request:
         Whether its answer was found, or computed for another request that is equal.
     trail
         What has happened to it.
+    stream, delivered
+        How its client reads it piece by piece; None: it does not. So many chunks were
+        sent on to it.
     """
 
     key: Key
@@ -130,12 +134,19 @@ class Request:
     content: bytes | None = field(default=None, repr=False)
     was_cached: bool = False
     trail: Trail = field(default_factory=Trail, repr=False)
+    stream: StreamOrder | None = field(default=None, repr=False)
+    delivered: int = 0
     _entry: Entry | None = field(default=None, repr=False)
 
     @property
     def waiting(self) -> bool:
         """Whether it stands in the queue."""
         return self._entry is not None
+
+    @property
+    def replays(self) -> bool:
+        """Whether another attempt may go on where one has ended."""
+        return self.stream is not None and self.stream["replay"]
 
     def arrived_at(self, counts: Statistics | None) -> None:
         """Be counted by a deployment; None: there is none of the name."""
@@ -152,3 +163,5 @@ class Request:
         self.attempts, self.misses, self.was_cached, self.cause = 0, 0, False, ""
         self.charges = self.solo = self.bystander = 0
         self.group, self.tried, self.hedged = None, frozenset(), False
+        # Its reader has seen it end.
+        self.stream, self.delivered = None, 0

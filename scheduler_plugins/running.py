@@ -109,6 +109,8 @@ class Running:
             if not request.is_bound:
                 request.edition = self.edition
         line.in_flight += 1
+        batch.begins = len(run_ids) if line.kind != protocol.PLAIN else 0
+        line.begins[address] += batch.begins
         line.figures.measures.dispatched(decision.reason, retries)
         rows = max(batch.rows, 1)
         if batch.looked_up:
@@ -270,6 +272,7 @@ class Running:
     def _close(self, batch: Batch) -> None:
         if self.batches.pop(batch.batch_id, None) is not None:
             batch.line.in_flight -= 1
+            batch.line.begins[batch.device.name] -= batch.begins
             batch.line.used[batch.device.name] = monotonic()
         for request in batch.given_up.values():
             # Nothing more will come of it here, so it may be moved once more.

@@ -48,6 +48,12 @@ def run_message(
         "pass_rows": rows,
         "held": batch.looked_up,
         "contents": contents if any(contents) else [],
+        "streams": {
+            key: {**request.stream, "skip": request.delivered}
+            for key, request in batch.requests.items()
+            if key in payloads and request.stream is not None
+        },
+        "idle_timeout": batch.line.idle_timeout,
         "inline": max((r.inline for r in batch.requests.values()), default=0),
         "stimulus_id": batch.stimulus_id,
     }

@@ -19,6 +19,7 @@ from daskinfer.logs import Log
 from daskinfer.names import check_name
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
+from daskinfer.streaming import StreamPolicy
 from scheduler_plugins.cache_calls import clear_caches
 from scheduler_plugins.deployment import Deployment, ReplicaState, Version
 from scheduler_plugins.loading import stimulus_of
@@ -90,6 +91,7 @@ class Service:
         breaker: dict[str, Any],
         cache: dict[str, Any] | None,
         keep_loaded: bool,
+        streaming: dict[str, Any],
         client: str,
     ) -> dict[str, Any]:
         """Add a deployment and have it loaded."""
@@ -112,6 +114,7 @@ class Service:
             BreakerPolicy(**breaker),
             None if cache is None else CachePolicy.from_message(cache),
             keep_loaded,
+            StreamPolicy(**streaming),
         )
         made = Version.of(name, version, artifact, warmup, BatchPolicy(**policy))
         try:
@@ -245,6 +248,7 @@ class Service:
         asked: list[int] = []
         for version in deployment.versions.values():
             waiting = plugin.dispatcher.close(name, version.version)
+            plugin.dispatcher.streams.end(name, version.version)
             plugin.lifecycle.fail_waiting(waiting, gone)
             asked += plugin.unloading.ask_all(version)
             plugin.distribution.release(version.artifact, (name, version.version))

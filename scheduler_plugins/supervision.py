@@ -124,7 +124,7 @@ class Supervision:
                 self._came_back(device, now, message["stimulus_id"])
             return
         # What was found in a cache tells nothing of the device.
-        if len(message["keys"]) > len(message["cached"]):
+        if len(message["keys"]) > len(message["cached"]) or message["streaming"]:
             changed = health.answered(address, batch.batch_id, retry=batch.retry)
         elif message["failed"] or message["missing"]:
             failed = len(message["failed"]) + len(message["missing"])

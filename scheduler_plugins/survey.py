@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from scheduler_plugins.line import Batch
     from scheduler_plugins.lines import Lines
+    from scheduler_plugins.live import LiveStream
     from scheduler_plugins.registry import Registry
 
 #: Seconds that a load is expected to take before any was measured.
@@ -33,11 +34,14 @@ class Survey:
     lines
         All versions in service.
     batches
-        Those under way.
+        Those under way, and streams.
     """
 
     def __init__(
-        self, registry: Registry, lines: Lines, batches: Iterable[Batch]
+        self,
+        registry: Registry,
+        lines: Lines,
+        batches: Iterable[Batch | LiveStream],
     ) -> None:
         self._registry = registry
         self._lines = lines

@@ -301,8 +301,8 @@ class Swapping:
         """What there is to know, found out once for as long as nothing changes."""
         if self._survey is None:
             dispatcher = self.plugin.dispatcher
-            batches = dispatcher.running.batches.values()
-            self._survey = Survey(self.plugin.registry, dispatcher.lines, batches)
+            busy = [*dispatcher.running.batches.values(), *dispatcher.streams.live]
+            self._survey = Survey(self.plugin.registry, dispatcher.lines, busy)
         return self._survey
 
 

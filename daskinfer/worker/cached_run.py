@@ -138,6 +138,7 @@ class CachedRun:
     def _unanswered(self) -> list[Key]:
         outcome = self._outcome
         answered = outcome.results.keys() | outcome.errors.keys() | self._job.dropped
+        answered |= set(outcome.streaming)
         return [key for key in self._job.payloads if key not in answered]
 
     async def _compute_or_wait(self, waiting: list[Key]) -> None:
@@ -245,6 +246,7 @@ def _merge(outcome: Outcome, part: Outcome) -> None:
     outcome.results |= part.results
     outcome.errors |= part.errors
     outcome.passes += part.passes
+    outcome.flows += part.flows
     sizes = [n for n in (outcome.out_of_memory, part.out_of_memory) if n]
     outcome.out_of_memory = min(sizes, default=0)
     outcome.broken = part.broken

@@ -122,6 +122,8 @@ class Caches:
     def asked(self, job: Job) -> ResultCache | None:
         """The cache to ask about a batch; None if there is none worth asking."""
         cache = self._caches.get(job.model.name)
+        if job.model.kind != protocol.PLAIN or job.streams:
+            return None
         if cache is None or job.held or cache.gate.is_open(monotonic()):
             return cache
         cache.counts["skipped"] += len(job.payloads)

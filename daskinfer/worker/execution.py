@@ -21,6 +21,8 @@ from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
 from daskinfer.worker.footprint import Footprint
+from daskinfer.worker.iterating import Begun, is_stream, joined
+from daskinfer.worker.producing import Flow
 
 #: Positional and keyword arguments of one request.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -60,6 +62,13 @@ class Outcome:
     look_up: float = 0.0
     #: Names of the results that are in the cache from now on.
     kept: bytes = b""
+    #: What comes piece by piece; each request of theirs is in no other place.
+    flows: list[Flow] = field(default_factory=list)
+
+    @property
+    def streaming(self) -> list[Key]:
+        """Requests that are answered piece by piece."""
+        return [key for flow in self.flows for key in flow.wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +242,9 @@ class BatchRun:
         except Exception as error:
             failure = error
         else:
+            if isinstance(results, Flow):
+                self._outcome.flows.append(results)
+                return
             for member, result in zip(members, results, strict=True):
                 self._outcome.results[member.key] = result
             return
@@ -304,38 +316,56 @@ class BatchRun:
             return device.is_out_of_memory(error) or device.is_fatal(error)
         return False
 
-    def _run(self, members: list[Item]) -> Sequence[Any]:
+    def _run(self, members: list[Item]) -> Sequence[Any] | Flow:
         first = members[0]
         if first.signature is None:
             call = payload.copy_arrays(first.call)
-            return [payload.copy_arrays(self._forward(call, 1, 1, 1))]
+            output = self._forward(call, 1, 1, 1)
+            if is_stream(output):
+                return _begun(Flow(output, members))
+            return [payload.copy_arrays(output)]
         if first.rows == 0:
             call = self._zero_rows(first.call) if self._zero_rows else first.call
-            return self._pass([call], [0], None)
+            return self._pass(members, [call], [0], None)
         if first.rows > self._sizes.rows:
-            return [self._in_parts(first)]
-        sizes = [member.rows for member in members]
-        return self._pass([member.call for member in members], sizes, first.signature)
+            return self._in_parts(first)
+        calls, sizes = [m.call for m in members], [m.rows for m in members]
+        return self._pass(members, calls, sizes, first.signature)
 
-    def _in_parts(self, item: Item) -> Any:
+    def _in_parts(self, item: Item) -> Sequence[Any] | Flow:
         """Run a request that is too large for one pass."""
         assert self._batch_dim is not None, "a sample has one row"
-        outputs, sizes = [], []
+        outputs: list[Any] = []
+        sizes: list[int] = []
+        flows: list[Flow] = []
         for start, stop in self._sizes.cuts(item.rows):
             part = payload.slice_rows(*item.call, self._batch_dim, start, stop)
-            outputs += self._pass([part], [stop - start], item.signature)
-            sizes.append(stop - start)
-        return payload.join_outputs(outputs, sizes, self._batch_dim)
+            found = self._pass([item], [part], [stop - start], item.signature)
+            if isinstance(found, Flow):
+                flows.append(found)
+            else:
+                outputs += found
+                sizes.append(stop - start)
+        if flows:
+            return _begun(Flow(joined(flows, self._batch_dim), [item]))
+        return [payload.join_outputs(outputs, sizes, self._batch_dim)]
 
     def _pass(
-        self, calls: list[Call], sizes: list[int], signature: str | None
-    ) -> list[Any]:
-        rows = sum(sizes)
+        self,
+        members: list[Item],
+        calls: list[Call],
+        sizes: list[int],
+        signature: str | None,
+    ) -> Sequence[Any] | Flow:
+        rows, batch_dim = sum(sizes), self._batch_dim
         pad_to = self._sizes.padded(rows)
-        joined = payload.collate(calls, self._batch_dim, pad_to)
+        call = payload.collate(calls, batch_dim, pad_to)
         with self._room_for(signature, pad_to or rows):
-            output = self._forward(joined, rows, pad_to or rows, len(calls))
-        return payload.split(output, sizes, self._batch_dim, pad_to)
+            output = self._forward(call, rows, pad_to or rows, len(calls))
+        if is_stream(output):
+            padding = 0 if pad_to is None else pad_to - rows
+            return _begun(Flow(output, members, sizes, batch_dim, padding))
+        return payload.split(output, sizes, batch_dim, pad_to)
 
     def _room_for(
         self, signature: str | None, rows: int
@@ -348,6 +378,9 @@ class BatchRun:
         args, kwargs = call
         started = perf_counter()
         output = self._model(*args, **kwargs)
+        if isinstance(output, Iterator):
+            # What there is to compute, generators compute when they are asked.
+            output = Begun(output)
         self._outcome.passes.append(
             {
                 "rows": rows,
@@ -357,3 +390,8 @@ class BatchRun:
             }
         )
         return output
+
+
+def _begun(flow: Flow) -> Flow:
+    """One whose first output could be had and divided: until then it is tried again."""
+    return flow.begin() if isinstance(flow.outputs, Iterator) else flow

@@ -20,7 +20,8 @@ class Job:
 
     ``contents`` says what requests are, where the client has told. Of one that is
     ``held`` all results should be in the cache, and the scheduler does not expect it on
-    the device. One that ``waits_for`` more than its turn was said to do so.
+    the device. One that ``waits_for`` more than its turn was said to do so. Of those in
+    ``streams`` the answers are read piece by piece.
     """
 
     batch: str
@@ -32,6 +33,8 @@ class Job:
     inline: int
     contents: dict[Key, bytes]
     held: bool
+    streams: dict[Key, protocol.StreamOrder]
+    idle_timeout: float | None
     arrived: float
     active: Mapping[str, str]
     done: asyncio.Future[None]

@@ -239,6 +239,7 @@ class Loader:
             "timings": [],
             "nbytes": 0,
             "source": "",
+            "kind": protocol.PLAIN,
             "broken": "",
         }
         try:
@@ -301,6 +302,7 @@ class Loader:
             "timings": timings,
             "nbytes": model.nbytes,
             "source": source,
+            "kind": model.kind,
         }
 
     def _say_warming(self, message: dict[str, Any]) -> None:

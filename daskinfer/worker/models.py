@@ -5,23 +5,31 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
 
 from daskinfer import payload
 from daskinfer.device import moving
 from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
+from daskinfer.protocol import PLAIN
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.footprint import Footprint
 from daskinfer.worker.hollow import as_zero_rows
+from daskinfer.worker.iterating import AsyncOutputs, Outputs, entry_of, kind_of
+from daskinfer.worker.producing import chunks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from distributed import Worker
 
     from daskinfer.artifact import Artifact
     from daskinfer.device import Device
@@ -48,6 +56,8 @@ class ResidentModel:
         Whether it can leave the device and come back as it was.
     batch_dim, allowed
         From the deployment's policy.
+    kind
+        How it answers, as far as is known: see :data:`daskinfer.protocol.STREAM`.
     """
 
     name: str
@@ -62,6 +72,8 @@ class ResidentModel:
     allowed: tuple[int, ...] | None
     nbytes: int = 0
     can_park: bool = False
+    kind: str = PLAIN
+    _entry: Callable[..., Any] | None = field(default=None, repr=False)
     _example: Call | None = field(default=None, repr=False)
     _footprint: Footprint | None = field(default=None, repr=False)
 
@@ -83,6 +95,7 @@ class ResidentModel:
 
         with device.active():
             function: Any = artifact.build(device.torch_device)
+        entry = entry_of(function, is_module(function))
         allowed = policy["allowed_batch_sizes"]
         return cls(
             name,
@@ -100,6 +113,8 @@ class ResidentModel:
             # Programs keep constants on the device.
             and artifact.format in (MODULE, FACTORY)
             and moving.can_move(function),
+            kind_of(entry, is_module(function)),
+            entry,
             # The memory of the host has no peak that could be watched.
             _footprint=Footprint(device)
             if isinstance(device, AcceleratorDevice)
@@ -141,7 +156,10 @@ class ResidentModel:
         self.nbytes = moving.weigh(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward pass; the output is on the CPU and complete."""
+        """One forward pass; the output is on the CPU and complete.
+
+        Or it is an iterator, whose every output will be.
+        """
         import torch
 
         device = self.device
@@ -149,15 +167,34 @@ class ResidentModel:
         answer_arrays = False
         if self.is_module:
             call, answer_arrays = payload.to_tensors(call)
-        with device.active():
-            if device.kind != "cpu":
+        if device.kind != "cpu":
+            with device.active():
                 call = payload.map_arrays(call, _mover(torch.Tensor, device.put))
+        entry = self._entry or self.function
+        compute = partial(self._compute, answer_arrays)
+        output = compute(partial(entry, *call[0], **call[1]))
+        if isinstance(output, Iterator):
+            return Outputs(compute, output)
+        if isinstance(output, AsyncIterator):
+            # Its thread is prepared as this one is for each call.
+            return AsyncOutputs(partial(self._bring, answer_arrays), output)
+        return output
+
+    def _compute(self, answer_arrays: bool, function: Callable[[], Any]) -> Any:
+        import torch
+
+        with self.device.active():
             with torch.inference_mode():
-                output = self.function(*call[0], **call[1])
-            if device.kind != "cpu":
-                output = payload.map_arrays(
-                    output, _mover(torch.Tensor, device.to_host)
-                )
+                output = function()
+            return self._bring(answer_arrays, output)
+
+    def _bring(self, answer_arrays: bool, output: Any) -> Any:
+        """Have an output on the host."""
+        import torch
+
+        if self.device.kind != "cpu":
+            mover = _mover(torch.Tensor, self.device.to_host)
+            output = payload.map_arrays(output, mover)
         return payload.to_numpy(output) if answer_arrays else output
 
     def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
@@ -175,7 +212,7 @@ class ResidentModel:
         )
         outcome = run(items)
         if outcome.errors:
-            self._explain_errors(items, outcome)
+            self.explain(items, outcome.errors)
         if self._example is None:
             self._remember(items, outcome)
         return outcome
@@ -191,6 +228,8 @@ class ResidentModel:
             raise outcome.broken
         if outcome.errors:
             raise outcome.errors["call"]
+        for flow in outcome.flows:
+            return list(chunks_of(flow))
         return outcome.results["call"]
 
     # Warm-up
@@ -215,7 +254,7 @@ class ResidentModel:
             for attempt in range(1 if brief else 3):
                 started = perf_counter()
                 try:
-                    self(*call[0], **call[1])
+                    self._touch(call)
                 except Exception as error:
                     if not (sizes[0] < rows and self.device.is_out_of_memory(error)):
                         raise
@@ -227,6 +266,13 @@ class ResidentModel:
                 yield (rows, seconds) if attempt else None
             if not self.allowed and perf_counter() - spent > WARMUP_BUDGET:
                 return
+
+    def _touch(self, call: Call) -> None:
+        """Run a pass for what it takes; of a stream, the first step."""
+        output = self(*call[0], **call[1])
+        if isinstance(output, Outputs):
+            next(output, None)
+            output.close()
 
     def _warmup_sizes(self) -> list[int]:
         if self.allowed:
@@ -246,16 +292,22 @@ class ResidentModel:
         one = payload.slice_rows(*example, self.batch_dim, 0, 1)
         return payload.collate([one] * rows, self.batch_dim)
 
-    def _explain_errors(self, items: list[Item], outcome: Outcome) -> None:
-        worker = current_worker()
+    def explain(
+        self,
+        items: Iterable[Item],
+        errors: dict[Key, BaseException],
+        worker: Worker | None = None,
+    ) -> None:
+        """Say in errors of requests where they were raised."""
+        worker = worker or current_worker()
         address = worker.address if worker is not None else "this process"
-        sharing = Counter(map(id, outcome.errors.values()))
+        sharing = Counter(map(id, errors.values()))
         for item in items:
-            error = outcome.errors.get(item.key)
+            error = errors.get(item.key)
             if error is None:
                 continue
             if self.device.is_out_of_memory(error):
-                outcome.errors[item.key] = self._no_memory(item, error, address)
+                errors[item.key] = self._no_memory(item, error, address)
                 continue
             many = sharing[id(error)]
             about = f"{many:,} requests" if many > 1 else _described(item, error)
@@ -280,8 +332,7 @@ class ResidentModel:
         """Run the smallest pass of what has run before."""
         assert self._example is not None
         smallest = self.allowed[0] if self.allowed else 1
-        args, kwargs = self._resized(self._example, smallest)
-        self(*args, **kwargs)
+        self._touch(self._resized(self._example, smallest))
 
     # Requests without rows
 

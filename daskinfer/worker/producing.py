@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.inference.producing")
 
-_END: Any = object()
+END: Any = object()
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Flow:
 
     def __init__(
         self,
-        outputs: Iterator[Any],
+        outputs: Any,
         items: Sequence[Item],
         sizes: Sequence[int] | None = None,
         batch_dim: int | None = 0,
@@ -131,6 +131,7 @@ class Flow:
         )
         self._padding = padding
         self._unwanted: set[Key] = set()
+        self._ahead: list[Emission] | None = None
 
     def __repr__(self) -> str:
         return f"<Flow to {counted(len(self.wanted), 'request')}>"
@@ -139,6 +140,31 @@ class Flow:
     def wanted(self) -> list[Key]:
         """Requests that are still to get something."""
         return [key for key in self.items if key not in self._unwanted]
+
+    @property
+    def rows(self) -> int:
+        """Rows that are live, without the padding."""
+        return 1 if self._sizes is None else sum(self._sizes.values())
+
+    @property
+    def outputs(self) -> Any:
+        """What the model has returned."""
+        return self._outputs
+
+    def begin(self) -> Flow:
+        """Take the first output now, to be given at the first step.
+
+        Raises
+        ------
+        Exception
+            As :meth:`step`. All can be tried again then.
+        """
+        try:
+            self._ahead = self._take()
+        except Exception:
+            self.close()
+            raise
+        return self
 
     def drop(self, keys: Collection[Key]) -> None:
         """Give nothing more to some requests."""
@@ -155,11 +181,32 @@ class Flow:
         Exception
             What the model raises, or an output that cannot be divided.
         """
-        output = contain(next, self._outputs, _END)
+        return self._take() if self._ahead is None else self.begun()
+
+    def begun(self) -> list[Emission]:
+        """What was taken already, and is not given yet."""
+        ahead, self._ahead = self._ahead, None
+        return [e for e in ahead or () if e.key not in self._unwanted]
+
+    def _take(self) -> list[Emission]:
+        output = contain(next, self._outputs, END)
+        return self.ended() if output is END else self.give(output)
+
+    def ended(self) -> list[Emission]:
+        """There are no more outputs."""
         wanted = self.wanted
-        if output is _END:
-            self.items.clear()
-            return [Emission(key, ended=True) for key in wanted]
+        self.items.clear()
+        return [Emission(key, ended=True) for key in wanted]
+
+    def give(self, output: Any) -> list[Emission]:
+        """Divide an output that was taken.
+
+        Raises
+        ------
+        OutputMismatch
+            It cannot be divided.
+        """
+        wanted = self.wanted
         finished = None
         if isinstance(output, Step):
             output, finished = output.outputs, _flags(output.finished)
@@ -247,6 +294,12 @@ class GeneratorProducer:
         """The requests that have not ended."""
         return list(chain.from_iterable(flow.wanted for flow in self._flows))
 
+    def begun(self) -> list[Emission]:
+        """What was taken already, from whatever thread."""
+        found = [e for flow in self._flows for e in flow.begun()]
+        self._flows = deque(flow for flow in self._flows if flow.wanted)
+        return found
+
     def add(self, items: list[Item]) -> None:
         """Refused: a generator that runs takes no more inputs."""
         raise TypeError("a generator cannot be joined while it runs")
@@ -281,6 +334,18 @@ class GeneratorProducer:
     def close(self) -> None:
         """Close all generators."""
         self.drop(self.live)
+
+
+def chunks_of(flow: Flow) -> Iterator[Any]:
+    """All that the one request of a flow is given.
+
+    >>> from daskinfer.worker.execution import Item
+    >>> list(chunks_of(Flow(iter("ab"), [Item("k", lambda: ((), {}))])))
+    ['a', 'b']
+    """
+    while flow.wanted:
+        for emission in flow.step():
+            yield from emission.chunks
 
 
 def _stepped(flow: Flow) -> list[Emission]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from daskinfer.worker.execution import Outcome
     from daskinfer.worker.job import Job
+    from daskinfer.worker.live import Live, Part
 
 
 class Reporter:
@@ -105,20 +107,83 @@ class Reporter:
             "cached": [i for i, k in enumerate(stored["keys"]) if k in outcome.cached],
             "look_up": outcome.look_up,
             "kept": outcome.kept,
+            "streaming": outcome.streaming,
             "out_of_memory": outcome.out_of_memory,
             "waited": job.waited if job else 0.0,
             "ran": job.ran if job else 0.0,
             "device": str(job.model.device.torch_device) if job else "",
-            "pack": _pack(stored, outcome, job.inline) if job else None,
+            "pack": _pack(stored, outcome.results, job.inline) if job else None,
             "struck": outcome.struck,
             "broken": "" if outcome.broken is None else describe(outcome.broken),
             "stimulus_id": stimulus_id,
         }
         self._worker.batched_send(message)
 
+    # Streams
 
-def _pack(stored: dict[str, Any], outcome: Outcome, limit: int) -> protocol.Pack | None:
+    def chunks(self, batch: str, parts: Sequence[Part]) -> None:
+        """Send chunks of some streams."""
+        message: protocol.ChunksMessage = {
+            "op": protocol.CHUNKS,
+            "batch": batch,
+            "keys": [part.key for part in parts],
+            "firsts": [part.first for part in parts],
+            "counts": [part.count for part in parts],
+            "nbytes": [part.nbytes for part in parts],
+            "more": [part.more for part in parts],
+            "packs": [part.pack for part in parts],
+        }
+        self._worker.batched_send(dict(message))
+
+    def ended(
+        self,
+        job: Job,
+        streams: Sequence[Live],
+        results: dict[Key, Any],
+        errors: dict[Key, Any],
+    ) -> None:
+        """Store what has come of streams, and tell that they have ended."""
+        stimulus_id = f"daskinfer-ended-{job.batch}"
+        stored = store(self._worker, results, stimulus_id)
+        # Who has read it chunk by chunk does not need it once more.
+        is_read = any(live.is_read for live in streams)
+        message: dict[str, Any] = {
+            "op": protocol.ENDED,
+            "batch": job.batch,
+            **stored,
+            "failed": stored["failed"] | dump_errors(errors),
+            "counts": {live.key: live.count for live in streams},
+            "device": str(job.model.device.torch_device),
+            "pack": None if is_read else _pack(stored, results, job.inline),
+            "broken": "",
+            "stimulus_id": stimulus_id,
+        }
+        self._worker.batched_send(message)
+
+    def broken(self, job: Job, error: BaseException) -> None:
+        """Tell that the device broke under streams."""
+        message: protocol.EndedMessage = {
+            "op": protocol.ENDED,
+            "batch": job.batch,
+            "keys": [],
+            "nbytes": [],
+            "type_index": [],
+            "types": [],
+            "typenames": [],
+            "failed": {},
+            "counts": {},
+            "device": str(job.model.device.torch_device),
+            "pack": None,
+            "broken": describe(error),
+            "stimulus_id": f"daskinfer-ended-{job.batch}",
+        }
+        self._worker.batched_send(dict(message))
+
+
+def _pack(
+    stored: dict[str, Any], results: dict[Key, Any], limit: int
+) -> protocol.Pack | None:
     """What has just been stored, if all of it is small enough for a message."""
     if not stored["keys"] or sum(stored["nbytes"]) > limit:
         return None
-    return packed([outcome.results[key] for key in stored["keys"]])
+    return packed([results[key] for key in stored["keys"]])

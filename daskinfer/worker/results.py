@@ -125,12 +125,23 @@ def _is_small(worker: Worker, key: Key, limit: int) -> bool:
 def packed(values: list[Any]) -> protocol.Pack | None:
     """Values as a message carries them; None if one of them cannot be pickled."""
     try:
-        header, frames = transport.pack(values)
+        return pack_all(values)
     except Exception as error:
         # Clients fetch them one by one, and hear then from Dask which cannot be sent.
         told = counted(len(values), "result")
         logger.info("Could not pack %s: %s", told, origin(error))
         return None
+
+
+def pack_all(values: list[Any]) -> protocol.Pack:
+    """Values as a message carries them.
+
+    Raises
+    ------
+    Exception
+        What pickling one of them raises.
+    """
+    header, frames = transport.pack(values)
     return {"header": header, "frames": [_as_part(frame) for frame in frames]}
 
 

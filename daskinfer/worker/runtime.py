@@ -30,6 +30,7 @@ from daskinfer.worker.recollection import Recollection
 from daskinfer.worker.reporting import Reporter
 from daskinfer.worker.restarting import start_anew
 from daskinfer.worker.results import forget, pack_small
+from daskinfer.worker.streaming import Streams, refuse_plain
 from daskinfer.worker.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class InferenceRuntime(WorkerPlugin):
         Results that are kept.
     telemetry
         What its accelerators are doing.
+    streams
+        Answers that come piece by piece.
     jobs
         Batches that are not answered yet.
     is_closing
@@ -75,6 +78,7 @@ class InferenceRuntime(WorkerPlugin):
     device: DeviceQueue
     caches: Caches
     telemetry: Telemetry
+    streams: Streams
     jobs: dict[str, Job]
     is_closing: bool
 
@@ -99,11 +103,13 @@ class InferenceRuntime(WorkerPlugin):
         self.telemetry = Telemetry(worker, self.loader.models)
         self._reporter = Reporter(worker)
         self._recollection = Recollection(self.jobs)
+        self.streams = Streams(worker, self.device, self.loader, self._reporter)
         self._packed_limit = config.nbytes("gather.small-limit")
         worker.stream_handlers.update(
             {
                 protocol.RUN: self.run,
                 protocol.DROP: self.drop,
+                protocol.READ: self.read,
                 protocol.LOAD: self.load,
                 protocol.UNLOAD: self.unload,
                 protocol.ACTIVATE: self.activate,
@@ -123,6 +129,7 @@ class InferenceRuntime(WorkerPlugin):
         self.is_closing = True
         COLLECTOR.discard(self)
         self.telemetry.close()
+        self.streams.close()
         self.loader.close()
         self.device.close()
         await self.caches.close()
@@ -180,6 +187,8 @@ class InferenceRuntime(WorkerPlugin):
         inline: int,
         contents: list[bytes | None],
         held: bool,
+        streams: dict[Key, protocol.StreamOrder],
+        idle_timeout: float | None,
         stimulus_id: str,
     ) -> None:
         """Take a batch."""
@@ -206,6 +215,8 @@ class InferenceRuntime(WorkerPlugin):
             inline,
             {k: c for k, c in zip(keys, contents, strict=False) if c is not None},
             held,
+            streams,
+            idle_timeout,
             monotonic(),
             self.loader.active,
             asyncio.get_running_loop().create_future(),
@@ -226,6 +237,14 @@ class InferenceRuntime(WorkerPlugin):
         job = self.jobs.get(batch)
         if job is not None:
             job.dropped.update(keys)
+            self.streams.drop(batch, keys)
+
+    @guarded
+    def read(
+        self, batch: str, keys: list[Key], taken: list[int], stimulus_id: str
+    ) -> None:
+        """Readers of streams have taken chunks."""
+        self.streams.read(batch, keys, taken)
 
     async def _run(self, job: Job) -> None:
         try:
@@ -235,7 +254,10 @@ class InferenceRuntime(WorkerPlugin):
             for key in job.dropped:
                 outcome.results.pop(key, None)
                 outcome.errors.pop(key, None)
+            refuse_plain(job, outcome)
             self._report(job.batch, outcome, job, missing)
+            if outcome.flows:
+                await self.streams.run(job, outcome.flows)
         except Exception as error:
             if not self.is_closing:
                 self._tell_failed(job, error)
@@ -325,6 +347,8 @@ class InferenceRuntime(WorkerPlugin):
         with self.loader.as_of(job.active):
             outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
+        if outcome.flows and job.model.kind == protocol.PLAIN:
+            job.model.kind = protocol.STREAM
         if outcome.broken is not None:
             self.device.broken = outcome.broken
         return outcome

@@ -114,6 +114,12 @@ class Failing(Facts):
         ts.retries -= 1
         return True
 
+    def forgo_retries(self, key: Key) -> None:
+        """Let a request fail for good the next time, whatever its ``retries=``."""
+        ts = self.scheduler.tasks.get(key)
+        if ts is not None:
+            ts.retries = 0
+
     def refuse(self, keys: Iterable[Key], client: str, error: Exception) -> None:
         """Tell a client that no tasks were made of its requests."""
         failure = dump_failure(error)

@@ -1,0 +1,379 @@
+"""Answers that come piece by piece: steps on the device, chunks on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.utils import offload
+
+from daskinfer import config
+from daskinfer.exceptions import StreamStalled
+from daskinfer.failure import contain
+from daskinfer.wording import counted
+from daskinfer.worker.async_producing import AsyncProducer, AsyncThread
+from daskinfer.worker.live import Live, Part
+from daskinfer.worker.producing import Emission, GeneratorProducer
+from daskinfer.worker.turns import Share, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distributed import Worker
+
+    from daskinfer.device import Device
+    from daskinfer.worker.device_queue import DeviceQueue
+    from daskinfer.worker.execution import Item, Outcome
+    from daskinfer.worker.job import Job
+    from daskinfer.worker.loading import Loader
+    from daskinfer.worker.producing import Flow, Producer
+    from daskinfer.worker.reporting import Reporter
+
+logger = logging.getLogger("distributed.inference.streaming")
+
+
+class Streams:
+    """Has the streams of a worker run on, and sends what comes.
+
+    Parameters
+    ----------
+    worker
+        Whose they are.
+    device
+        Where they take turns with batches, and with each other.
+    loader
+        Knows what was active when a batch came.
+    reporter
+        Sends what there is to tell.
+
+    Notes
+    -----
+    Lives on the worker's event loop.
+    """
+
+    def __init__(
+        self, worker: Worker, device: DeviceQueue, loader: Loader, reporter: Reporter
+    ) -> None:
+        self._worker = worker
+        self._device = device
+        self._loader = loader
+        self._reporter = reporter
+        self._turns = Turns()
+        self._slice = config.given_seconds("streaming.slice")
+        self._runs: dict[str, list[Run]] = {}
+        self._threads: dict[int, AsyncThread] = {}
+        self._is_closing = False
+
+    def __repr__(self) -> str:
+        return f"<Streams of {self._worker.address}: {counted(self.count, 'stream')}>"
+
+    @property
+    def count(self) -> int:
+        """How many are live."""
+        return sum(len(run.lives) for runs in self._runs.values() for run in runs)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._is_closing = True
+        for runs in self._runs.values():
+            for run in runs:
+                run.changed.set()
+        for thread in self._threads.values():
+            thread.close()
+
+    async def run(self, job: Job, flows: Sequence[Flow]) -> None:
+        """Have what a batch has begun run to its end."""
+        plain = [flow for flow in flows if not hasattr(flow.outputs, "__anext__")]
+        producers: list[Any] = [GeneratorProducer(plain)] if plain else []
+        for flow in flows:
+            if flow not in plain:
+                thread = self._thread(job.model.device)
+                producers.append(AsyncProducer(flow, thread))
+        items = {key: item for flow in flows for key, item in flow.items.items()}
+        self._runs[job.batch] = runs = [Run(p, job, items) for p in producers]
+        try:
+            await asyncio.gather(*map(self._drive, runs))
+        finally:
+            del self._runs[job.batch]
+
+    def drop(self, batch: str, keys: Iterable[Key]) -> None:
+        """Nobody wants some streams any more."""
+        for run in self._runs.get(batch, ()):
+            for key in keys:
+                if (live := run.lives.get(key)) is not None:
+                    live.dropped = True
+            if isinstance(run.producer, AsyncProducer):
+                # It may wait for what never comes.
+                self._in_background(run.producer.drop, keys)
+            run.changed.set()
+
+    def read(self, batch: str, keys: list[Key], taken: list[int]) -> None:
+        """Readers have taken so many chunks."""
+        for run in self._runs.get(batch, ()):
+            for key, count in zip(keys, taken, strict=True):
+                if (live := run.lives.get(key)) is not None:
+                    live.taken(count)
+            # Not only when the step at hand is done.
+            self._send(run)
+            run.changed.set()
+
+    def _in_background(self, function: Callable[..., Any], *args: Any) -> None:
+        self._worker._ongoing_background_tasks.call_soon(function, *args)
+
+    def _thread(self, device: Device) -> AsyncThread:
+        thread = self._threads.get(id(device))
+        if thread is None:
+            thread = self._threads[id(device)] = AsyncThread(self._worker, device)
+        return thread
+
+    # Steps
+
+    async def _drive(self, run: Run) -> None:
+        producer = run.producer
+        if isinstance(producer, GeneratorProducer):
+            self._deliver(run, producer.begun())
+        try:
+            while run.lives and not self._is_closing:
+                run.changed.clear()
+                self._send(run)
+                dropped = run.dropped()
+                paused = {key for key, live in run.lives.items() if live.paused}
+                if dropped or set(producer.live).difference(paused):
+                    self._deliver(run, await self._step(run, dropped, paused))
+                elif run.lives:
+                    await run.changed.wait()
+        finally:
+            await self._end(run)
+
+    async def _step(
+        self, run: Run, dropped: list[Key], paused: set[Key]
+    ) -> list[Emission]:
+        """Have a producer run on, for a few steps."""
+        if isinstance(run.producer, AsyncProducer):
+            return await self._limited(run, self._step_beside(run, dropped))
+        async with self._turns.turn(run.share):
+            if self._device.broken is not None:
+                return self._broken(run)
+            turn = self._device.run(
+                run.model.resources, self._turn, run, dropped, paused
+            )
+            emissions = await self._limited(run, turn)
+        return self._broken(run) if self._device.broken is not None else emissions
+
+    def _turn(self, run: Run, dropped: list[Key], paused: set[Key]) -> list[Emission]:
+        """The same on the device's thread."""
+        producer: Any = run.producer
+        run.started = began = perf_counter()
+        try:
+            with self._loader.as_of(run.job.active):
+                if dropped:
+                    producer.drop(dropped)
+                emissions: list[Emission] = producer.advance(self._slice, paused)
+        finally:
+            run.started = None
+            run.share.used += perf_counter() - began
+        for emission in emissions:
+            error = emission.error
+            if error is not None and run.model.device.is_fatal(error):
+                self._device.broken = error
+        self._explain(run, emissions)
+        return emissions
+
+    async def _step_beside(self, run: Run, dropped: list[Key]) -> list[Emission]:
+        """The same beside the device."""
+        producer: Any = run.producer
+        run.started = perf_counter()
+        try:
+            await producer.drop(dropped)
+            emissions: list[Emission] = await producer.advance()
+        finally:
+            run.started = None
+        self._explain(run, emissions)
+        return emissions
+
+    async def _limited(self, run: Run, steps: Any) -> list[Emission]:
+        """Await steps, and end the streams if a step takes longer than it may."""
+        stepping = asyncio.ensure_future(steps)
+        limit = run.idle_timeout
+        left = limit
+        while left is not None:
+            await asyncio.wait({stepping}, timeout=left)
+            if stepping.done():
+                break
+            # Until its turn comes it is not the model that is late.
+            ran = 0.0 if run.started is None else perf_counter() - run.started
+            assert limit is not None
+            left = limit - ran
+            if left <= 0:
+                self._stalled(run, limit)
+                left = None
+        emissions: list[Emission] = await stepping
+        return emissions
+
+    def _stalled(self, run: Run, limit: float) -> None:
+        for live in run.lives.values():
+            if not live.ended:
+                live.fail(
+                    StreamStalled(
+                        f"{run.model.name!r} gave {live.key!r} no chunk for {limit:g} "
+                        f"s, after {counted(live.count, 'chunk')}: see what holds it "
+                        "up, or allow more with StreamPolicy(idle_timeout=)",
+                        key=live.key,
+                        name=run.model.name,
+                        version=run.model.version,
+                        worker=self._worker.address,
+                        chunks=live.count,
+                    )
+                )
+                run.failed.append(live.key)
+        self._send(run)
+        if isinstance(run.producer, AsyncProducer):
+            self._in_background(run.producer.close)
+
+    def _explain(self, run: Run, emissions: list[Emission]) -> None:
+        errors = {e.key: e.error for e in emissions if e.error is not None}
+        if errors:
+            items = [run.items[key] for key in errors]
+            run.model.explain(items, errors, self._worker)
+            for emission in emissions:
+                emission.error = errors.get(emission.key)
+
+    async def _end(self, run: Run) -> None:
+        """Let go of the model."""
+        if self._is_closing or not run.producer.live:
+            return
+        if isinstance(run.producer, AsyncProducer):
+            await run.producer.close()
+        else:
+            await self._device.run(run.model.resources, run.producer.close)
+
+    # What comes
+
+    def _deliver(self, run: Run, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            live = run.lives.get(emission.key)
+            if live is not None and not (live.dropped or live.ended):
+                live.take(emission)
+
+    def _send(self, run: Run) -> None:
+        """Send what may be sent, and tell who has ended."""
+        if self._is_closing:
+            return
+        parts: list[Part] = []
+        for live in run.lives.values():
+            if live.dropped:
+                continue
+            try:
+                part = live.part()
+            except Exception as error:
+                live.fail(error)
+                run.failed.append(live.key)
+                continue
+            if part is not None:
+                parts.append(part)
+        if parts:
+            self._reporter.chunks(run.job.batch, parts)
+        over = [live for live in run.lives.values() if live.is_over]
+        for live in over:
+            del run.lives[live.key]
+        over = [live for live in over if not live.dropped]
+        if over:
+            self._tell_ended(run, over)
+
+    def _tell_ended(self, run: Run, over: list[Live]) -> None:
+        for live in over:
+            if live.is_combined and live.error is None:
+                self._in_background(self._combine, run.job, live)
+        plain = [x for x in over if not x.is_combined or x.error is not None]
+        results = {x.key: x.whole() for x in plain if x.error is None}
+        errors = {x.key: x.error for x in plain if x.error is not None}
+        if plain:
+            self._reporter.ended(run.job, plain, results, errors)
+
+    async def _combine(self, job: Job, live: Live) -> None:
+        """Let code of the user's make a result, on a thread that has time."""
+        results, errors = {}, {}
+        try:
+            results[live.key] = await offload(contain, live.whole)
+        except Exception as error:
+            errors[live.key] = error
+        if not self._is_closing:
+            self._reporter.ended(job, [live], results, errors)
+
+    def _broken(self, run: Run) -> list[Emission]:
+        """Nothing runs on the device any more: the scheduler knows what there was."""
+        assert self._device.broken is not None
+        run.lives.clear()
+        if not self._is_closing:
+            self._reporter.broken(run.job, self._device.broken)
+        return []
+
+
+def refuse_plain(job: Job, outcome: Outcome) -> None:
+    """Fail requests whose answers are to be streamed, where the model gave one each."""
+    for key in job.streams.keys() & outcome.results.keys():
+        given = type(outcome.results.pop(key)).__name__
+        outcome.errors[key] = TypeError(
+            f"{job.model.name!r} does not answer piece by piece: it returned a "
+            f"value of type {given}, and no iterator; call it, or use submit"
+        )
+
+
+class Run:
+    """Streams of a batch that one producer feeds.
+
+    Parameters
+    ----------
+    producer
+        What gives the chunks.
+    job
+        The batch.
+    items
+        Its requests.
+
+    Attributes
+    ----------
+    lives
+        The streams that are not told to have ended.
+    idle_timeout
+        Seconds that a step may take; None: any time.
+    share
+        What they have had of the device.
+    changed
+        Set when readers have taken something, or have left.
+    started
+        When the step at hand began; None: none runs.
+    failed
+        Those that have failed elsewhere than in the model, which is to stop.
+    """
+
+    def __init__(
+        self, producer: Producer | AsyncProducer, job: Job, items: dict[Key, Item]
+    ) -> None:
+        self.producer = producer
+        self.job = job
+        self.model = job.model
+        self.idle_timeout = job.idle_timeout
+        self.lives = {key: Live(key, job.streams.get(key)) for key in producer.live}
+        for key in job.dropped & self.lives.keys():
+            self.lives[key].dropped = True
+        self.items = {key: items[key] for key in self.lives}
+        self.share = Share()
+        self.changed = asyncio.Event()
+        self.started: float | None = None
+        self.failed: list[Key] = []
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.model.name!r}: {counted(len(self.lives), 'stream')}>"
+
+    def dropped(self) -> list[Key]:
+        """Take out those whom the model is to give nothing more."""
+        gone = [key for key, live in self.lives.items() if live.dropped]
+        for key in gone:
+            del self.lives[key]
+        failed, self.failed = self.failed, []
+        return gone + failed
