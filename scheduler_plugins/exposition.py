@@ -37,6 +37,7 @@ class SchedulerCollector(WhereaboutsCollector):
         yield from self._queue(plugin, lines)
         yield from self._histograms(lines)
         yield from self._batches(lines)
+        yield from self._streams(lines)
         yield from self.versions(plugin, lines)
         yield from self.workers(plugin, lines)
 
@@ -201,6 +202,58 @@ class SchedulerCollector(WhereaboutsCollector):
                 VERSION,
                 [
                     (label(line), getattr(line.figures.measures, attribute))
+                    for line in lines
+                ],
+            )
+
+    def _streams(self, lines: list[Line]) -> Iterator[Metric]:
+        yield self.gauge(
+            "live_streams",
+            "Answers that come piece by piece, and have not ended",
+            VERSION,
+            _each(lines, lambda line: line.streaming.total()),
+        )
+        yield self.counter(
+            "streams_total",
+            "Answers that came piece by piece, by how they ended on a worker",
+            ("deployment", "version", "outcome"),
+            [
+                ((*label(line), how), count)
+                for line in lines
+                for how, count in line.figures.measures.streams.outcomes.items()
+            ],
+        )
+        for name, attribute, text in (
+            ("stream_chunks_total", "chunks", "Chunks that were sent to readers"),
+            ("stream_bytes_total", "nbytes", "Bytes that they had"),
+        ):
+            yield self.counter(
+                name,
+                text,
+                VERSION,
+                [
+                    (label(line), getattr(line.figures.measures.streams, attribute))
+                    for line in lines
+                ],
+            )
+        for name, attribute, text in (
+            (
+                "stream_first_chunk_seconds",
+                "first",
+                "From a request's arrival to its first chunk",
+            ),
+            (
+                "stream_between_chunks_seconds",
+                "between",
+                "From one chunk of a stream to the next",
+            ),
+        ):
+            yield self.histogram(
+                name,
+                text,
+                VERSION,
+                [
+                    (label(line), getattr(line.figures.measures.streams, attribute))
                     for line in lines
                 ],
             )

@@ -68,7 +68,7 @@ class Outcome:
     @property
     def streaming(self) -> list[Key]:
         """Requests that are answered piece by piece."""
-        return [key for flow in self.flows for key in flow.wanted]
+        return [key for flow in self.flows for key in flow.asked]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,6 @@ class Job:
     inline: int
     contents: dict[Key, bytes]
     held: bool
-    streams: dict[Key, protocol.StreamOrder]
-    idle_timeout: float | None
     arrived: float
     active: Mapping[str, str]
     done: asyncio.Future[None]
@@ -43,6 +41,8 @@ class Job:
     waits_for: str = ""
     ended: float = 0.0
     dropped: set[Key] = field(default_factory=set)
+    streams: dict[Key, protocol.StreamOrder] = field(default_factory=dict)
+    idle_timeout: float | None = None
 
     def begin(self, now: float) -> None:
         """It is on the device, perhaps again."""

@@ -100,6 +100,11 @@ class Flow:
     padding
         Rows that were added to them.
 
+    Attributes
+    ----------
+    asked, items
+        All requests by key, and those that have not ended.
+
     Examples
     --------
     >>> import numpy as np
@@ -123,7 +128,8 @@ class Flow:
         batch_dim: int | None = 0,
         padding: int = 0,
     ) -> None:
-        self.items = {item.key: item for item in items}
+        self.asked = {item.key: item for item in items}
+        self.items = dict(self.asked)
         self._outputs = outputs
         self._batch_dim = batch_dim
         self._sizes = (

@@ -215,11 +215,11 @@ class InferenceRuntime(WorkerPlugin):
             inline,
             {k: c for k, c in zip(keys, contents, strict=False) if c is not None},
             held,
-            streams,
-            idle_timeout,
             monotonic(),
             self.loader.active,
             asyncio.get_running_loop().create_future(),
+            streams=streams,
+            idle_timeout=idle_timeout,
         )
         self.jobs[batch] = job
         # Of attempts of the past: the scheduler knows of no result by now.

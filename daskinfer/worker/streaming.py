@@ -88,13 +88,12 @@ class Streams:
     async def run(self, job: Job, flows: Sequence[Flow]) -> None:
         """Have what a batch has begun run to its end."""
         plain = [flow for flow in flows if not hasattr(flow.outputs, "__anext__")]
-        producers: list[Any] = [GeneratorProducer(plain)] if plain else []
+        runs = [Run(GeneratorProducer(plain), job, _items(plain))] if plain else []
         for flow in flows:
             if flow not in plain:
-                thread = self._thread(job.model.device)
-                producers.append(AsyncProducer(flow, thread))
-        items = {key: item for flow in flows for key, item in flow.items.items()}
-        self._runs[job.batch] = runs = [Run(p, job, items) for p in producers]
+                producer = AsyncProducer(flow, self._thread(job.model.device))
+                runs.append(Run(producer, job, _items([flow])))
+        self._runs[job.batch] = runs
         try:
             await asyncio.gather(*map(self._drive, runs))
         finally:
@@ -313,6 +312,10 @@ class Streams:
         return []
 
 
+def _items(flows: Iterable[Flow]) -> dict[Key, Item]:
+    return {key: item for flow in flows for key, item in flow.asked.items()}
+
+
 def refuse_plain(job: Job, outcome: Outcome) -> None:
     """Fail requests whose answers are to be streamed, where the model gave one each."""
     for key in job.streams.keys() & outcome.results.keys():
@@ -358,10 +361,10 @@ class Run:
         self.job = job
         self.model = job.model
         self.idle_timeout = job.idle_timeout
-        self.lives = {key: Live(key, job.streams.get(key)) for key in producer.live}
+        self.lives = {key: Live(key, job.streams.get(key)) for key in items}
         for key in job.dropped & self.lives.keys():
             self.lives[key].dropped = True
-        self.items = {key: items[key] for key in self.lives}
+        self.items = items
         self.share = Share()
         self.changed = asyncio.Event()
         self.started: float | None = None

@@ -365,6 +365,7 @@ async def test_a_worker_reports_what_nobody_asked_for(c: Any, s: Any, a: Any) ->
         "seconds": 0.0,
         "nbytes": 0,
         "source": "",
+        "kind": "",
         "broken": "",
     }
     a.batched_send(report)

@@ -253,6 +253,7 @@ def done_message(message: Any, seconds: float) -> Any:
         "failed": {},
         "missing": [],
         "out_of_memory": 0,
+        "streaming": [],
         "cached": [],
         "look_up": 0.0,
         "kept": b"",
