@@ -379,6 +379,15 @@ class Model(Iterated, Versioned):
     ) -> Stream:
         from daskinfer.submission import submitter
 
+        device_queue = sys.modules.get("daskinfer.worker.device_queue")
+        worker = device_queue.current_worker() if device_queue else None
+        if worker is not None:
+            # As for a call: what it would wait for waits for this thread.
+            loader = worker.plugins["daskinfer-runtime"].loader
+            resident = loader.find(self.name, self.version)
+            if resident is not None:
+                local: Stream = resident.stream_one((args, kwargs))
+                return local
         return submitter(self.client).stream(self, options, args, kwargs)
 
     def _map(

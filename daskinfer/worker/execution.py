@@ -340,7 +340,8 @@ class BatchRun:
         flows: list[Flow] = []
         for start, stop in self._sizes.cuts(item.rows):
             part = payload.slice_rows(*item.call, self._batch_dim, start, stop)
-            found = self._pass([item], [part], [stop - start], item.signature)
+            rows = [stop - start]
+            found = self._pass([item], [part], rows, item.signature, begin=False)
             if isinstance(found, Flow):
                 flows.append(found)
             else:
@@ -356,6 +357,8 @@ class BatchRun:
         calls: list[Call],
         sizes: list[int],
         signature: str | None,
+        *,
+        begin: bool = True,
     ) -> Sequence[Any] | Flow:
         rows, batch_dim = sum(sizes), self._batch_dim
         pad_to = self._sizes.padded(rows)
@@ -364,7 +367,8 @@ class BatchRun:
             output = self._forward(call, rows, pad_to or rows, len(calls))
         if is_stream(output):
             padding = 0 if pad_to is None else pad_to - rows
-            return _begun(Flow(output, members, sizes, batch_dim, padding))
+            flow = Flow(output, members, sizes, batch_dim, padding)
+            return _begun(flow) if begin else flow
         return payload.split(output, sizes, batch_dim, pad_to)
 
     def _room_for(

@@ -232,6 +232,21 @@ class ResidentModel:
             return list(chunks_of(flow))
         return outcome.results["call"]
 
+    def stream_one(self, call: Call) -> Iterator[Any]:
+        """The same, read piece by piece as it is computed.
+
+        Raises
+        ------
+        TypeError
+            The model gives one result.
+        """
+        outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
+        if outcome.errors:
+            raise outcome.errors["call"]
+        if not outcome.flows:
+            raise TypeError(f"{self.name!r} does not answer piece by piece")
+        return chunks_of(outcome.flows[0])
+
     # Warm-up
 
     def warmup(

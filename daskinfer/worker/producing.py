@@ -6,6 +6,7 @@ Knows neither workers nor the event loop.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,8 +72,8 @@ class Producer(Protocol):
         budget
             When to begin no further step. With 0 it is one.
         paused
-            Requests whose readers have enough for now. What shares steps with others
-            goes on regardless.
+            Requests whose readers have enough for now, or are gone; more may be added
+            while steps run. What shares steps with others goes on regardless.
 
         Returns
         -------
@@ -291,6 +292,8 @@ class GeneratorProducer:
 
     def __init__(self, flows: Sequence[Flow]) -> None:
         self._flows = deque(flows)
+        self._lock = threading.Lock()
+        self._given: dict[Key, Emission] = {}
 
     def __repr__(self) -> str:
         return f"<GeneratorProducer of {counted(len(self.live), 'request')}>"
@@ -318,16 +321,13 @@ class GeneratorProducer:
 
     def advance(self, budget: float, paused: Collection[Key] = ()) -> list[Emission]:
         """Take outputs of the iterators in turn; see :meth:`Producer.advance`."""
-        found: dict[Key, Emission] = {}
         stop = perf_counter() + budget
-        ready = deque(f for f in self._flows if not set(f.wanted).issubset(paused))
+        ready = deque(self._flows)
         while ready:
             flow = ready.popleft()
-            for emission in _stepped(flow):
-                known = found.setdefault(emission.key, emission)
-                if known is not emission:
-                    known.chunks += emission.chunks
-                    known.ended, known.error = emission.ended, emission.error
+            if set(flow.wanted).issubset(paused):
+                continue
+            self._give(_stepped(flow))
             # Behind the others, also at the next turn.
             self._flows.remove(flow)
             if flow.wanted:
@@ -335,7 +335,24 @@ class GeneratorProducer:
                 ready.append(flow)
             if perf_counter() >= stop:
                 break
-        return list(found.values())
+        return self.collect()
+
+    def collect(self) -> list[Emission]:
+        """Take what was given so far, from whatever thread.
+
+        A step may take long, and those before it in the same turn were short.
+        """
+        with self._lock:
+            given, self._given = self._given, {}
+        return list(given.values())
+
+    def _give(self, emissions: list[Emission]) -> None:
+        with self._lock:
+            for emission in emissions:
+                known = self._given.setdefault(emission.key, emission)
+                if known is not emission:
+                    known.chunks += emission.chunks
+                    known.ended, known.error = emission.ended, emission.error
 
     def close(self) -> None:
         """Close all generators."""

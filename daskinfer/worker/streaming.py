@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from daskinfer.worker.reporting import Reporter
 
 logger = logging.getLogger("distributed.inference.streaming")
+
+#: Seconds between looks at whether a turn has begun, and its short steps are over.
+_POLL = 0.005
 
 
 class Streams:
@@ -105,6 +109,7 @@ class Streams:
             for key in keys:
                 if (live := run.lives.get(key)) is not None:
                     live.dropped = True
+                    run.paused.add(key)
             if isinstance(run.producer, AsyncProducer):
                 # It may wait for what never comes.
                 self._in_background(run.producer.drop, keys)
@@ -140,30 +145,32 @@ class Streams:
                 run.changed.clear()
                 self._send(run)
                 dropped = run.dropped()
-                paused = {key for key, live in run.lives.items() if live.paused}
-                if dropped or set(producer.live).difference(paused):
-                    self._deliver(run, await self._step(run, dropped, paused))
+                run.paused = {key for key, live in run.lives.items() if live.paused}
+                if dropped or set(producer.live).difference(run.paused):
+                    self._deliver(run, await self._step(run, dropped))
                 elif run.lives:
                     await run.changed.wait()
+        except Exception as error:
+            if not self._is_closing:
+                logger.exception("%r could not go on", run)
+            for live in run.lives.values():
+                live.fail(error)
+            self._send(run)
         finally:
             await self._end(run)
 
-    async def _step(
-        self, run: Run, dropped: list[Key], paused: set[Key]
-    ) -> list[Emission]:
+    async def _step(self, run: Run, dropped: list[Key]) -> list[Emission]:
         """Have a producer run on, for a few steps."""
         if isinstance(run.producer, AsyncProducer):
             return await self._limited(run, self._step_beside(run, dropped))
         async with self._turns.turn(run.share):
             if self._device.broken is not None:
                 return self._broken(run)
-            turn = self._device.run(
-                run.model.resources, self._turn, run, dropped, paused
-            )
+            turn = self._device.run(run.model.resources, self._turn, run, dropped)
             emissions = await self._limited(run, turn)
         return self._broken(run) if self._device.broken is not None else emissions
 
-    def _turn(self, run: Run, dropped: list[Key], paused: set[Key]) -> list[Emission]:
+    def _turn(self, run: Run, dropped: list[Key]) -> list[Emission]:
         """The same on the device's thread."""
         producer: Any = run.producer
         run.started = began = perf_counter()
@@ -171,14 +178,10 @@ class Streams:
             with self._loader.as_of(run.job.active):
                 if dropped:
                     producer.drop(dropped)
-                emissions: list[Emission] = producer.advance(self._slice, paused)
+                emissions: list[Emission] = producer.advance(self._slice, run.paused)
         finally:
             run.started = None
             run.share.used += perf_counter() - began
-        for emission in emissions:
-            error = emission.error
-            if error is not None and run.model.device.is_fatal(error):
-                self._device.broken = error
         self._explain(run, emissions)
         return emissions
 
@@ -197,21 +200,32 @@ class Streams:
     async def _limited(self, run: Run, steps: Any) -> list[Emission]:
         """Await steps, and end the streams if a step takes longer than it may."""
         stepping = asyncio.ensure_future(steps)
-        limit = run.idle_timeout
-        left = limit
-        while left is not None:
-            await asyncio.wait({stepping}, timeout=left)
-            if stepping.done():
-                break
-            # Until its turn comes it is not the model that is late.
-            ran = 0.0 if run.started is None else perf_counter() - run.started
-            assert limit is not None
-            left = limit - ran
-            if left <= 0:
+        limit = math.inf if run.idle_timeout is None else run.idle_timeout
+        is_collected = isinstance(run.producer, AsyncProducer)
+        wait = min(_POLL, limit)
+        while not stepping.done() and wait < math.inf:
+            await asyncio.wait({stepping}, timeout=wait)
+            if stepping.done() or run.started is None:
+                # Until its turn comes it is not the model that is late.
+                continue
+            ran = perf_counter() - run.started
+            if ran >= limit:
                 self._stalled(run, limit)
-                left = None
+                break
+            if not is_collected and ran >= self._slice:
+                # Its last step takes long. What came of the others must not wait.
+                is_collected = True
+                self._collect(run)
+            wait = limit - ran if is_collected else _POLL
         emissions: list[Emission] = await stepping
         return emissions
+
+    def _collect(self, run: Run) -> None:
+        collect = getattr(run.producer, "collect", list)
+        emissions: list[Emission] = collect()
+        self._explain(run, emissions)
+        self._deliver(run, emissions)
+        self._send(run)
 
     def _stalled(self, run: Run, limit: float) -> None:
         for live in run.lives.values():
@@ -235,6 +249,9 @@ class Streams:
 
     def _explain(self, run: Run, emissions: list[Emission]) -> None:
         errors = {e.key: e.error for e in emissions if e.error is not None}
+        for error in errors.values():
+            if run.model.device.is_fatal(error):
+                self._device.broken = error
         if errors:
             items = [run.items[key] for key in errors]
             run.model.explain(items, errors, self._worker)
@@ -350,6 +367,8 @@ class Run:
         Set when readers have taken something, or have left.
     started
         When the step at hand began; None: none runs.
+    paused
+        Those that are to have no further step for now.
     failed
         Those that have failed elsewhere than in the model, which is to stop.
     """
@@ -369,6 +388,7 @@ class Run:
         self.changed = asyncio.Event()
         self.started: float | None = None
         self.failed: list[Key] = []
+        self.paused: set[Key] = set()
 
     def __repr__(self) -> str:
         return f"<Run of {self.model.name!r}: {counted(len(self.lives), 'stream')}>"

@@ -75,6 +75,19 @@ def streams_of(worker: Worker) -> Any:
     return runtime.streams
 
 
+async def told(worker: Worker) -> None:
+    """Wait until a worker knows that nobody wants its streams any more."""
+    runs = streams_of(worker)._runs.values()
+    await until(
+        lambda: all(
+            live.dropped
+            for batch in runs
+            for run in batch
+            for live in run.lives.values()
+        )
+    )
+
+
 async def live(worker: Worker, count: int) -> None:
     """Wait until a worker has so many streams."""
     await until(lambda: streams_of(worker).count == count)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Nanny
+from distributed import CancelledError, Nanny
 from distributed.utils_test import gen_cluster
 
 import daskinfer
@@ -184,7 +183,7 @@ async def test_restarting_the_cluster_ends_streams(c, s, a):
     engine(s).restart(s)
     assert not len(engine(s).dispatcher.streams.live)
     await c.cancel([stream._future])
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(CancelledError):
         await read(stream)
     del stream
 
