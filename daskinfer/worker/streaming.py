@@ -168,7 +168,15 @@ class Streams:
                 return self._broken(run)
             turn = self._device.run(run.model.resources, self._turn, run, dropped)
             emissions = await self._limited(run, turn)
-        return self._broken(run) if self._device.broken is not None else emissions
+        if self._device.broken is None:
+            return emissions
+        # What came before it broke is as good as ever.
+        for emission in emissions:
+            if emission.error is not None:
+                emission.ended, emission.error = False, None
+        self._deliver(run, emissions)
+        self._send(run)
+        return self._broken(run)
 
     def _turn(self, run: Run, dropped: list[Key]) -> list[Emission]:
         """The same on the device's thread."""

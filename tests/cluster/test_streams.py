@@ -646,21 +646,18 @@ def test_a_script_reads_streams(loop: Any) -> None:
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_a_worker_has_no_more_streams_than_it_may(c, s, a):
-    feed = Feed()
+    # Each gives as much as may be unread, and waits for its reader then.
+    feed = Feed(is_open=True)
     model = await deploy(c, feed, streaming=StreamPolicy(max_streams=2))
-    feed.let(2)
-    streams = [model.stream(i * 100) for i in range(3)]
+    streams = [model.stream(i * 1000) for i in range(3)]
     await live(a, 2)
     await until(lambda: len(engine(s).dispatcher.lines["m", "1"].queue) == 1)
+    assert [await anext(streams[0]), await anext(streams[1])] == [0, 1000]
     assert feed.begun == 2
     streams[0].close()
-    feed.let()
-    feed.let()
-    await until(lambda: feed.begun == 3)
-    assert await anext(streams[1]) == 100
-    feed.open()
-    assert await anext(streams[2]) == 200
-    del streams
+    assert await anext(streams[2]) == 2000
+    assert feed.begun == 3
+    streams.clear()
     await nothing_is_left(s, a)
 
 
@@ -697,16 +694,15 @@ async def test_batches_of_other_models_come_between_the_steps(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_undeploying_lets_streams_end_but_for_endless_ones(c, s, a):
-    feed = Feed(length=3)
+    feed = Feed(length=1000, is_open=True)
     model = await deploy(c, feed)
     with_end, endless = model.stream(), model.options(keep=False).stream()
-    feed.let(2)
     assert (await anext(with_end), await anext(endless)) == (0, 0)
     undeploying = asyncio.create_task(_undeploy(model))
     with pytest.raises(daskinfer.UnknownDeployment, match="while it streamed"):
         await read(endless)
-    feed.open()
-    assert await read(with_end) == [1, 2]
+    assert not undeploying.done()
+    assert await read(with_end) == list(range(1, 1000))
     await undeploying
     assert feed.closed == 1
 
