@@ -1,7 +1,8 @@
 """Run the benchmarks and compare with what is promised.
 
     python -m benchmarks [throughput predict imap batch_size queue_depth slow_workers
-                          faults overload cache zipf switching artifacts] [--smoke]
+                          faults overload cache zipf switching streaming artifacts]
+                         [--smoke]
                          [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
@@ -38,6 +39,7 @@ NAMES = (
     "cache",
     "zipf",
     "switching",
+    "streaming",
     "artifacts",
 )
 

@@ -162,6 +162,8 @@ class BatchRun:
         that either, its memory is lost, and it counts as broken.
     footprint
         Knows what passes take of the device's memory; None: nobody is asked.
+    alone
+        Whether no request shares a pass with others.
 
     Examples
     --------
@@ -182,6 +184,8 @@ class BatchRun:
         device: Memory | None = None,
         probe: Callable[[], object] | None = None,
         footprint: Footprint | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self._model = model
         self._batch_dim = batch_dim
@@ -190,6 +194,7 @@ class BatchRun:
         self._device = device
         self._probe = probe
         self._footprint = footprint
+        self._alone = alone
         self._outcome = Outcome()
         self._did_not_fit: list[tuple[int, set[Key]]] = []
         self._never_fit: set[Key] = set()
@@ -215,7 +220,7 @@ class BatchRun:
                 self._outcome.errors[item.key] = error
                 continue
             item.signature, item.rows = measured.signature, measured.rows
-            shared = item.signature is not None and item.rows > 0
+            shared = item.signature is not None and item.rows > 0 and not self._alone
             groups.setdefault(item.signature if shared else item.key, []).append(item)
         return groups.values()
 

