@@ -170,7 +170,8 @@ class Model(Iterated, Versioned):
         -------
         Stream
             To be read with ``for`` or ``async for``. Its ``future`` is the Dask future
-            of the whole.
+            of the whole. A model that asks another one on its own worker gets a plain
+            iterator.
         """
         return self._stream(NO_OPTIONS, args, kwargs)
 

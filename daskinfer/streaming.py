@@ -22,7 +22,8 @@ class StreamPolicy:
         the model needs for it; the others wait in the queue.
     idle_timeout : str, float or timedelta, optional
         A stream fails with :class:`~daskinfer.StreamStalled` if the model has had its
-        turn for so many seconds (or ``"5s"``) without giving a chunk.
+        turn for so many seconds (or ``"5s"``) without giving a chunk. The first one
+        comes with its batch, for which there is ``batch_timeout``.
 
     Raises
     ------

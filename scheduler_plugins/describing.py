@@ -101,7 +101,8 @@ class Descriptions:
                 len(batch.requests)
                 for batch in dispatcher.running.batches.values()
                 if batch.line.name == deployment.name
-            ),
+            )
+            + sum(line.streaming.total() for line in lines),
             batches=counts.batches,
             passes=counts.passes,
             rows=counts.rows,

@@ -179,7 +179,7 @@ class Dispatcher:
         Nobody is charged for one that has left on purpose, as is ``expected``.
         """
         batches = self._take_out(address)
-        self.streams.lost(address, expected=expected)
+        self.streams.lost(address, beside=bool(batches), expected=expected)
         self.affinity.worker_lost(address)
         for counts in self.statistics.values():
             counts.workers.pop(address, None)

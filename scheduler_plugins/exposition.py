@@ -111,7 +111,10 @@ class SchedulerCollector(WhereaboutsCollector):
             VERSION,
             _each(
                 lines,
-                lambda line: sum(len(b.requests) for b in batches if b.line is line),
+                lambda line: (
+                    sum(len(b.requests) for b in batches if b.line is line)
+                    + line.streaming.total()
+                ),
             ),
         )
         yield self.gauge(

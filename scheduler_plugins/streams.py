@@ -9,8 +9,12 @@ from dask.typing import Key
 from distributed.metrics import monotonic, time
 
 from daskinfer import protocol
-from daskinfer.exceptions import DeviceError, RequestFailed, UnknownDeployment
-from daskinfer.exceptions import WorkerLost as Lost
+from daskinfer.exceptions import (
+    DeviceError,
+    RequestFailed,
+    UnknownDeployment,
+    WorkerLost,
+)
 from daskinfer.protocol import PLAIN, STREAM
 from scheduler_plugins.live import LiveStream, LiveStreams
 from scheduler_plugins.outcomes import cause_of, cause_on_worker
@@ -265,11 +269,16 @@ class Streams:
             gone = UnknownDeployment(f"{name!r} was undeployed while it streamed")
             self._tasks.fail(endless, gone, "daskinfer-undeployed")
 
-    def lost(self, address: str, *, expected: bool) -> None:
-        """A worker is gone; Dask has parked its requests already."""
+    def lost(self, address: str, *, beside: bool, expected: bool) -> None:
+        """A worker is gone; Dask has parked its requests already.
+
+        There may have been batches ``beside`` its streams. It left on purpose if that
+        was ``expected``, and nobody is to blame.
+        """
         found = self._take_out(address)
+        alone = len(found) == 1 and not beside
         for stream in found:
-            self._cut_off(stream, Lost, len(found) == 1, expected=expected)
+            self._cut_off(stream, WorkerLost, alone, expected=expected)
 
     def device_failed(self, address: str, reason: str) -> None:
         """Nothing runs on a worker's device any more."""

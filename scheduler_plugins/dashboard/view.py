@@ -141,6 +141,8 @@ def deployments(plugin: InferencePlugin, now: float) -> list[DeploymentRow]:
     in_flight: Counter[str] = Counter()
     for batch in plugin.dispatcher.running.batches.values():
         in_flight[batch.line.name] += len(batch.requests)
+    for stream in plugin.dispatcher.streams.live:
+        in_flight[stream.line.name] += 1
     return [
         _row(plugin, plugin.registry.deployments[name], in_flight[name], now)
         for name in sorted(plugin.registry.deployments)
