@@ -2,8 +2,7 @@
 
     python -m benchmarks [throughput predict imap batch_size queue_depth slow_workers
                           faults overload cache zipf switching streaming artifacts]
-                         [--smoke]
-                         [--json FILE]
+                         [--smoke] [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
 is missed.

@@ -139,7 +139,7 @@ def _events(client: Client, count: int) -> float:
     def send(x: np.ndarray, count: int) -> None:
         worker = get_worker()
         for _ in range(count):
-            worker.log_event(TOPIC, x + 1)
+            worker.log_event(TOPIC, (x + 1).tobytes())
 
     client.subscribe_topic(TOPIC, arrived)
     started = perf_counter()

@@ -15,6 +15,7 @@ from daskinfer.exceptions import (
     UnknownDeployment,
     WorkerLost,
 )
+from daskinfer.failure import type_of
 from daskinfer.protocol import PLAIN, STREAM
 from scheduler_plugins.live import LiveStream, LiveStreams
 from scheduler_plugins.outcomes import cause_of, cause_on_worker
@@ -237,6 +238,8 @@ class Streams:
             if request.delivered and not request.replays:
                 # Another attempt might give others.
                 self._tasks.forgo_retries(key)
+            why = f"{type_of(failure)} was raised on {address}"
+            request.trail.interrupt(monotonic(), why)
         if failed:
             self._tasks.fail_running(failed, run_ids, address, stimulus_id)
         for stream in over.values():
@@ -315,6 +318,8 @@ class Streams:
             return
         line.figures.measures.interrupted[cause_of(kind)] += 1
         address = stream.device.name
+        what = f"the device of {address} broke" if reason else f"{address} was lost"
+        request.trail.interrupt(monotonic(), f"{what} while it streamed")
         if request.delivered and not request.replays:
             self._recovery.cut_off(request, line, kind, address, reason)
         elif not expected:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distributed.worker import _worker_cvar
 
 from daskinfer.exceptions import InferenceError
+from daskinfer.failure import origin
 from daskinfer.wording import counted
 from daskinfer.worker.producing import END, Emission, Flow, logger
 
@@ -127,7 +128,7 @@ class AsyncProducer:
         try:
             await self._thread.call(self._end())
         except Exception as error:
-            logger.info("A model raised %r as it was stopped", error)
+            logger.info("A model raised %s as it was stopped", origin(error))
 
     # On the thread
 

@@ -5,7 +5,6 @@ Knows neither workers nor the event loop.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -18,14 +17,15 @@ from dask.typing import Key
 
 from daskinfer import payload
 from daskinfer.exceptions import OutputMismatch
-from daskinfer.failure import contain
+from daskinfer.failure import contain, origin
+from daskinfer.logs import Log
 from daskinfer.streaming import Step
 from daskinfer.wording import counted
 
 if TYPE_CHECKING:
     from daskinfer.worker.execution import Item
 
-logger = logging.getLogger("distributed.inference.producing")
+logger = Log("producing")
 
 END: Any = object()
 
@@ -235,7 +235,7 @@ class Flow:
             # Iterators other than generators have none.
             contain(getattr(outputs, "close", int))
         except Exception as error:
-            logger.info("A model raised %r as it was stopped", error)
+            logger.info("A model raised %s as it was stopped", origin(error))
 
     def _divide(self, output: Any) -> Sequence[Any]:
         if self._sizes is None:

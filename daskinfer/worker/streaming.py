@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Iterable, Sequence
 from time import perf_counter
@@ -14,7 +13,8 @@ from distributed.utils import offload
 
 from daskinfer import config
 from daskinfer.exceptions import StreamStalled
-from daskinfer.failure import contain
+from daskinfer.failure import contain, origin
+from daskinfer.logs import Log
 from daskinfer.wording import counted
 from daskinfer.worker.async_producing import AsyncProducer, AsyncThread
 from daskinfer.worker.live import Live, Part
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from daskinfer.worker.producing import Flow, Producer
     from daskinfer.worker.reporting import Reporter
 
-logger = logging.getLogger("distributed.inference.streaming")
+logger = Log("streaming")
 
 #: Seconds between looks at whether a turn has begun, and its short steps are over.
 _POLL = 0.005
@@ -152,7 +152,12 @@ class Streams:
                     await run.changed.wait()
         except Exception as error:
             if not self._is_closing:
-                logger.exception("%r could not go on", run)
+                logger.error(
+                    "%r could not go on: %s",
+                    *(run, origin(error)),
+                    deployment=run.model.name,
+                    version=run.model.version,
+                )
             for live in run.lives.values():
                 live.fail(error)
             self._send(run)
