@@ -63,6 +63,7 @@ def left_over(scheduler: Scheduler, *workers: Worker) -> dict[str, Any]:
         "reserved": [d for d in [dispatcher.chooser.reserved] if len(d)],
         "batches": dispatcher.running.batches,
         "unwanted": dispatcher.running.unwanted,
+        "streams": list(dispatcher.streams.live),
         "queued": [line for line in dispatcher.lines.values() if len(line.queue)],
         "in flight": [line for line in dispatcher.lines.values() if line.in_flight],
         "flights": [d for d in dispatcher.lines._devices.values() if d.under_way],
@@ -82,6 +83,7 @@ def left_on_worker(dask_worker: Worker) -> dict[str, Any]:
         f"data of {dask_worker.address}": dict(dask_worker.data),
         f"tasks of {dask_worker.address}": dask_worker.state.tasks,
         f"jobs of {dask_worker.address}": runtime.jobs,
+        f"streams of {dask_worker.address}": runtime.streams.count,
     }
     return {what: left for what, left in found.items() if left}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from distributed.utils_test import gen_cluster
 
 import daskinfer
 from daskinfer import RetryPolicy, WorkerLost
-from tests.cluster.helpers import until
+from tests.cluster.helpers import PATIENCE, until
 from tests.cluster.scheduling_helpers import ONE, deploy, engine, nothing_is_left
 from tests.cluster.stream_helpers import Feed, live, read
 
@@ -204,3 +206,37 @@ async def test_a_late_batch_that_begins_streams_is_stopped(c, s, a):
     await nothing_is_left(s, a)
     feed.open()
     assert len(ONE) == np.size(ONE)
+
+
+def read_one(address: str) -> None:
+    """Read one chunk of an endless stream, tell so, and wait to be killed."""
+    import time
+
+    from distributed import Client
+
+    import daskinfer
+
+    client = Client(address)
+    stream = daskinfer.get(client, "m").options(keep=False).stream()
+    print(next(stream), flush=True)
+    time.sleep(PATIENCE)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], timeout=120)
+async def test_a_reader_whose_process_is_killed_and_started_anew(c, s, a):
+    feed = Feed(is_open=True)
+    await deploy(c, feed)
+    code = f"from {__name__} import read_one; read_one({s.address!r})"
+    for times in (1, 2):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"0\n"
+            assert len(engine(s).dispatcher.streams.live) == 1
+        finally:
+            process.kill()
+            await process.wait()
+        await until(lambda times=times: feed.closed == times)
+        await nothing_is_left(s, a)
