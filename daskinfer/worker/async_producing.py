@@ -12,7 +12,8 @@ from distributed.worker import _worker_cvar
 from daskinfer.exceptions import InferenceError
 from daskinfer.failure import origin
 from daskinfer.wording import counted
-from daskinfer.worker.producing import END, Emission, Flow, logger
+from daskinfer.worker.flow import END, Flow, logger
+from daskinfer.worker.producing import Emission
 
 if TYPE_CHECKING:
     from dask.typing import Key

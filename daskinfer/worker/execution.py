@@ -20,9 +20,9 @@ from daskinfer.exceptions import OutputMismatch
 from daskinfer.failure import contain
 from daskinfer.payload import AmbiguousOutput
 from daskinfer.protocol import Pass
+from daskinfer.worker.flow import Flow
 from daskinfer.worker.footprint import Footprint
 from daskinfer.worker.iterating import Begun, is_stream, joined
-from daskinfer.worker.producing import Flow
 
 #: Positional and keyword arguments of one request.
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

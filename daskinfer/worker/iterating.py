@@ -8,7 +8,7 @@ from typing import Any
 
 from daskinfer import payload
 from daskinfer.protocol import ASYNC_STREAM, PLAIN, STREAM
-from daskinfer.worker.producing import Flow
+from daskinfer.worker.flow import Flow
 
 _END: Any = object()
 

@@ -21,10 +21,10 @@ from daskinfer.options import mistaken_option
 from daskinfer.protocol import ASYNC_STREAM, PLAIN
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
+from daskinfer.worker.flow import chunks_of
 from daskinfer.worker.footprint import Footprint
 from daskinfer.worker.hollow import as_zero_rows
 from daskinfer.worker.iterating import AsyncOutputs, Outputs, entry_of, kind_of
-from daskinfer.worker.producing import chunks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

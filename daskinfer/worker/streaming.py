@@ -17,9 +17,11 @@ from daskinfer.failure import contain, origin
 from daskinfer.logs import Log
 from daskinfer.wording import counted
 from daskinfer.worker.async_producing import AsyncProducer, AsyncThread
+from daskinfer.worker.generating import GeneratorProducer
 from daskinfer.worker.live import Live, Part
-from daskinfer.worker.producing import Emission, GeneratorProducer
-from daskinfer.worker.turns import Share, Turns
+from daskinfer.worker.producing import Emission
+from daskinfer.worker.stream_run import Run
+from daskinfer.worker.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from daskinfer.device import Device
     from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.execution import Item, Outcome
+    from daskinfer.worker.flow import Flow
     from daskinfer.worker.job import Job
     from daskinfer.worker.loading import Loader
-    from daskinfer.worker.producing import Flow, Producer
     from daskinfer.worker.reporting import Reporter
 
 logger = Log("streaming")
@@ -354,62 +356,3 @@ def refuse_plain(job: Job, outcome: Outcome) -> None:
             f"{job.model.name!r} does not answer piece by piece: it returned a "
             f"value of type {given}, and no iterator; call it, or use submit"
         )
-
-
-class Run:
-    """Streams of a batch that one producer feeds.
-
-    Parameters
-    ----------
-    producer
-        What gives the chunks.
-    job
-        The batch.
-    items
-        Its requests.
-
-    Attributes
-    ----------
-    lives
-        The streams that are not told to have ended.
-    idle_timeout
-        Seconds that a step may take; None: any time.
-    share
-        What they have had of the device.
-    changed
-        Set when readers have taken something, or have left.
-    started
-        When the step at hand began; None: none runs.
-    paused
-        Those that are to have no further step for now.
-    failed
-        Those that have failed elsewhere than in the model, which is to stop.
-    """
-
-    def __init__(
-        self, producer: Producer | AsyncProducer, job: Job, items: dict[Key, Item]
-    ) -> None:
-        self.producer = producer
-        self.job = job
-        self.model = job.model
-        self.idle_timeout = job.idle_timeout
-        self.lives = {key: Live(key, job.streams.get(key)) for key in items}
-        for key in job.dropped & self.lives.keys():
-            self.lives[key].dropped = True
-        self.items = items
-        self.share = Share()
-        self.changed = asyncio.Event()
-        self.started: float | None = None
-        self.failed: list[Key] = []
-        self.paused: set[Key] = set()
-
-    def __repr__(self) -> str:
-        return f"<Run of {self.model.name!r}: {counted(len(self.lives), 'stream')}>"
-
-    def dropped(self) -> list[Key]:
-        """Take out those whom the model is to give nothing more."""
-        gone = [key for key, live in self.lives.items() if live.dropped]
-        for key in gone:
-            del self.lives[key]
-        failed, self.failed = self.failed, []
-        return gone + failed

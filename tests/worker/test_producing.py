@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from daskinfer import OutputMismatch
 from daskinfer.streaming import Step
 from daskinfer.worker.execution import Item
-from daskinfer.worker.producing import Emission, Flow, GeneratorProducer
+from daskinfer.worker.flow import Flow
+from daskinfer.worker.generating import GeneratorProducer
+from daskinfer.worker.producing import Emission
 
 
 def items(*keys: str) -> list[Item]:
@@ -196,7 +198,7 @@ def test_a_generator_that_fails_as_it_is_closed_is_told_of(
 
     producer = GeneratorProducer([alone(stubborn())])
     producer.advance(0.0)
-    with caplog.at_level(logging.INFO, logger="distributed.inference.producing"):
+    with caplog.at_level(logging.INFO, logger="distributed.inference.flow"):
         producer.drop(["a"])
     assert "ArithmeticError" in caplog.text
     assert producer.live == []
