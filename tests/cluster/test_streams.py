@@ -456,14 +456,14 @@ async def test_a_model_that_stalls_ends_by_name(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_a_reader_that_is_slow_is_no_model_that_stalls(c, s, a):
-    feed = Feed(is_open=True, length=1000)
+    feed = Feed(is_open=True, length=3000)
     policy = StreamPolicy(idle_timeout="50ms")
     model = await deploy(c, feed, streaming=policy)
     stream = model.stream()
     assert await anext(stream) == 0
-    await until(lambda: feed.given >= 256)
+    await until(lambda: feed.given >= 1024)
     await asyncio.sleep(0.2)
-    assert await read(stream) == list(range(1, 1000))
+    assert await read(stream) == list(range(1, 3000))
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
@@ -694,7 +694,7 @@ async def test_batches_of_other_models_come_between_the_steps(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_undeploying_lets_streams_end_but_for_endless_ones(c, s, a):
-    feed = Feed(length=1000, is_open=True)
+    feed = Feed(length=3000, is_open=True)
     model = await deploy(c, feed)
     with_end, endless = model.stream(), model.options(keep=False).stream()
     assert (await anext(with_end), await anext(endless)) == (0, 0)
@@ -702,7 +702,7 @@ async def test_undeploying_lets_streams_end_but_for_endless_ones(c, s, a):
     with pytest.raises(daskinfer.UnknownDeployment, match="while it streamed"):
         await read(endless)
     assert not undeploying.done()
-    assert await read(with_end) == list(range(1, 1000))
+    assert await read(with_end) == list(range(1, 3000))
     await undeploying
     assert feed.closed == 1
 
