@@ -236,10 +236,6 @@ class Dispatcher:
         self.streams.ended(message, address)
         self.wake()
 
-    def workers(self) -> set[str]:
-        """Workers that have something under way."""
-        return self.running.workers() | self.streams.live.workers()
-
     def progressed(self, batch_id: str, address: str, waits_for: str) -> None:
         """A worker says what a batch waits for, or that it has begun after that."""
         batch = self.running.batches.get(batch_id)
@@ -265,7 +261,7 @@ class Dispatcher:
 
     def workers(self) -> set[str]:
         """Workers that have something under way."""
-        return self.running.workers()
+        return self.running.workers() | self.streams.live.workers()
 
     def watch(self, key: Key, deadline: float) -> None:
         """See to it that a request ends in time, whatever it waits for."""
