@@ -76,7 +76,6 @@ soak: $(VENV)/dev.stamp  ## all over TLS; nothing is kept of what fails or is un
 	DASKINFER_TEST_TLS=all $(RUN) -m pytest -m "not slow" tests/cluster $(PYTEST_ARGS)
 	$(RUN) -m tests.soak --count $(COUNT)
 	$(RUN) -m tests.soak.cycles --count $(CYCLES)
-	$(RUN) -m pytest -m slow tests/cluster/test_many_streams.py
 
 torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
 	$(PYTHON) tests/torch_npu/run.py
