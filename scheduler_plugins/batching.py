@@ -10,8 +10,8 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from daskinfer.policy import BatchPolicy
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.holding import ArrivalRate, Holding
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import MARGIN, DeviceLoad, Flight, Link
 from scheduler_plugins.placement import Candidate, Placement
 from scheduler_plugins.sizing import Rates, Sizer

@@ -11,11 +11,11 @@ from dask.typing import Key
 
 from daskinfer.cache.gate import HitGate
 from daskinfer.protocol import PLAIN
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health
 from scheduler_plugins.hit_cost import HitCost
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 from scheduler_plugins.placement import resolve
 from scheduler_plugins.queueing import RequestQueue

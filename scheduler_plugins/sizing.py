@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from daskinfer.policy import BatchPolicy
-from scheduler_plugins.latency import LatencyModel
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Link
 
 __all__ = ["Rates", "Sizer"]

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.sim.arrivals import Lcg
 from benchmarks.sim.curves import Shape
 from daskinfer.policy import BatchPolicy
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher, Send, Wait
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Flight, Link
 from scheduler_plugins.placement import LeastLoaded, Placement
 

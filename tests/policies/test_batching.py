@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from daskinfer.policy import BatchPolicy
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher, Send, Wait
 from scheduler_plugins.holding import ArrivalRate
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Flight, Link
 from scheduler_plugins.placement import LeastLoaded, Placement, RoundRobin
 

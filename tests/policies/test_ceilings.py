@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_plugins.ceilings import FIRST_WAIT, LONGEST_WAIT, STEP, Ceilings
-from scheduler_plugins.latency import LatencyModel
+from daskinfer.timing.ceilings import FIRST_WAIT, LONGEST_WAIT, STEP, Ceilings
+from daskinfer.timing.latency import LatencyModel
 
 
 def use(ceilings: Ceilings, capacity: int, start: float, seconds: float) -> int:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_plugins.curve import Curve
-from scheduler_plugins.latency import LatencyModel
+from daskinfer.timing.curve import Curve
+from daskinfer.timing.latency import LatencyModel
 
 
 def seeded(**timings: float) -> LatencyModel:

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from scheduler_plugins.latency import LatencyModel
+from daskinfer.timing.latency import LatencyModel
 
 DEVICE_CLASS = "cpu"
 

@@ -12,8 +12,8 @@ from benchmarks.sim.arrivals import Arrival
 from benchmarks.sim.cluster import Cluster
 from benchmarks.sim.curves import CURVES, Shape
 from daskinfer.policy import BatchPolicy
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher, Send, Wait
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Flight, Link
 from scheduler_plugins.placement import LeastLoaded, Placement, RoundRobin
 

@@ -11,8 +11,8 @@ from benchmarks.sim.policies import foresight, learned
 from benchmarks.sim.records import Batch, Result
 from benchmarks.sim.scenarios import at_once, closed, load
 from daskinfer.policy import BatchPolicy
+from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher, Send
-from scheduler_plugins.latency import LatencyModel
 from scheduler_plugins.load import DeviceLoad, Flight, Link
 from scheduler_plugins.placement import LeastLoaded
 

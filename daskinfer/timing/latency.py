@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_plugins.ceilings import Ceilings
-from scheduler_plugins.curve import Curve
+from daskinfer.timing.ceilings import Ceilings
+from daskinfer.timing.curve import Curve
 
 __all__ = ["LatencyModel"]
 
