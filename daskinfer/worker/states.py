@@ -100,8 +100,6 @@ class States:
                 f"the state has {counted(found, 'row')} along axis {self._axis} for "
                 f"requests of {counted(rows + padding, 'row')}"
             )
-        if padding:
-            tree = self._slice(tree, 0, rows)
         self.drop(sizes)
         block, start = _Block(tree, rows, signature), 0
         for key, size in sizes.items():

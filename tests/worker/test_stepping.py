@@ -207,6 +207,18 @@ def test_cache_by_slots_says_what_it_says_alone(
     check(producer, wanted, model.alone)
 
 
+def test_padding_writes_into_no_slot_of_others() -> None:
+    model = Attention(slots=8)
+    producer = producer_of(model, allowed=(8,))
+    prompts = [[1, 2], [3, 4], [5, 6]]
+    steps = torch.tensor([4])
+    producer.add([item(k, torch.tensor([p]), steps) for k, p in enumerate(prompts)])
+    story = Story().run(producer)
+    assert set(model.rows) == {8}
+    for key, prompt in enumerate(prompts):
+        assert [int(c) for c in story.chunks[key]] == model.alone(prompt, 4)
+
+
 class Countdown:
     """Counts down from its input, in arrays, with whatever state is asked for."""
 
