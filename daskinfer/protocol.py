@@ -63,6 +63,7 @@ WANTS = "daskinfer-wants"
 GOT = "daskinfer-got"
 NOT_GOT = "daskinfer-not-got"
 LEAVES = "daskinfer-leaves"
+SLOTS = "daskinfer-slots"
 ENDED = "daskinfer-stream-ended"
 
 #: Calls (request and answer) to the scheduler.
@@ -102,11 +103,13 @@ CACHE = "cache"
 HOST = "host"
 DISK = "disk"
 
-#: How a model answers: with one result for each request, piece by piece, or piece by
-#: piece from an asynchronous generator, which does not keep the device.
+#: How a model answers: with one result for each request; piece by piece; piece by
+#: piece from an asynchronous generator, which does not keep the device; or in steps
+#: that all its requests on a device take together.
 PLAIN = ""
 STREAM = "stream"
 ASYNC_STREAM = "async-stream"
+STEPS = "steps"
 
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
@@ -526,6 +529,19 @@ class EndedMessage(TypedDict):
     pack: Pack | None
     broken: str
     stimulus_id: str
+
+
+class SlotsMessage(TypedDict):
+    """How many requests of a model shall advance together, and seconds of a step then.
+
+    Of models that answer in :data:`STEPS`; as far as is known by now.
+    """
+
+    op: str
+    name: str
+    version: str
+    slots: int
+    seconds: float
 
 
 class NotFoundMessage(TypedDict):

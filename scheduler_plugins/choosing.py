@@ -152,5 +152,6 @@ def _within_room(line: Line, send: Send) -> Send:
     """No more rows than a device may begin streams, where there is one for each."""
     if line.kind == PLAIN:
         return send
-    free = max(line.max_streams - line.streams_on(send.device.name), 1)
+    name = send.device.name
+    free = max(line.most_streams_on(name) - line.streams_on(name), 1)
     return replace(send, rows=min(send.rows, free))

@@ -37,7 +37,7 @@ from scheduler_plugins.timer import Timer
 from scheduler_plugins.waiting import Waiting
 
 if TYPE_CHECKING:
-    from daskinfer.protocol import DoneMessage, EndedMessage
+    from daskinfer.protocol import DoneMessage, EndedMessage, SlotsMessage
     from scheduler_plugins.taskstate import TaskStates
 
 logger = Log("dispatcher")
@@ -183,6 +183,8 @@ class Dispatcher:
         self.affinity.worker_lost(address)
         for counts in self.statistics.values():
             counts.workers.pop(address, None)
+        for line in self.lines.values():
+            line.pace.forget(address)
         if not expected:
             self.recovery.worker_lost(batches)
         self.wake()
@@ -234,6 +236,13 @@ class Dispatcher:
     def stream_ended(self, message: EndedMessage, address: str) -> None:
         """Take in what a worker says of streams that have ended."""
         self.streams.ended(message, address)
+        self.wake()
+
+    def paced(self, message: SlotsMessage, address: str) -> None:
+        """Take in what a worker says of how a version advances step by step."""
+        line = self.lines.get((message["name"], message["version"]))
+        if line is not None:
+            line.pace.told(address, message["slots"], message["seconds"])
         self.wake()
 
     def progressed(self, batch_id: str, address: str, waits_for: str) -> None:

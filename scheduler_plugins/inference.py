@@ -164,6 +164,7 @@ class InferencePlugin(SchedulerPlugin):
                 protocol.CHUNKS: self.chunks,
                 protocol.READ: self.read,
                 protocol.ENDED: self.ended,
+                protocol.SLOTS: self.paced,
                 **self.distribution.streams(),
             }
         )
@@ -333,6 +334,11 @@ class InferencePlugin(SchedulerPlugin):
         else:
             self.dispatcher.stream_ended(message, worker)  # type: ignore[arg-type]
         self.versions.batch_ended()
+
+    @guarded
+    def paced(self, worker: str, **message: Any) -> None:
+        """A worker says how a model advances there that is answered step by step."""
+        self.dispatcher.paced(message, worker)  # type: ignore[arg-type]
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice that a worker was paused, runs again, or leaves on purpose."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from dask.typing import Key
 
 from daskinfer.cache.gate import HitGate
-from daskinfer.protocol import PLAIN
+from daskinfer.protocol import PLAIN, STEPS
 from daskinfer.timing.latency import LatencyModel
 from scheduler_plugins.batching import Batcher
 from scheduler_plugins.constraint import Constraint
 from scheduler_plugins.health import Health
 from scheduler_plugins.hit_cost import HitCost
 from scheduler_plugins.load import DeviceLoad, Link
+from scheduler_plugins.pace import Pace
 from scheduler_plugins.placement import resolve
 from scheduler_plugins.queueing import RequestQueue
 from scheduler_plugins.request import Request
@@ -112,7 +113,8 @@ class Line:
     (``hit_cost``) and that happens now and then (``hit_gate``). Workers where it is
     ``cold`` load it first; ``used`` says when the others last did something for it.
     It answers as its ``kind`` says. ``streaming`` counts by worker the streams that are
-    under way, and ``begins`` the requests there that may become some.
+    under way, and ``begins`` the requests there that may become some. How fast those
+    advance that step together, ``pace`` knows.
     """
 
     def __init__(
@@ -153,14 +155,23 @@ class Line:
         self.idle_timeout = deployment.streaming.idle_timeout
         self.streaming: Counter[str] = Counter()
         self.begins: Counter[str] = Counter()
+        self.pace = Pace()
         self.delayed = 0
 
     def streams_on(self, address: str) -> int:
         """How many streams a worker has, those that are about to begin included."""
         return self.streaming[address] + self.begins[address]
 
+    def most_streams_on(self, address: str) -> int:
+        """How many streams a worker may have."""
+        if self.kind != STEPS:
+            return self.max_streams
+        return min(self.max_streams, self.pace.room(address))
+
     def waiting_seconds(self) -> float:
         """Device time that those who wait need, on devices like the latest."""
+        if self.kind == STEPS:
+            return self.pace.waiting_seconds(len(self.queue), [*self.devices])
         best = self.batcher.best_size(self.device_class)
         seconds = self.latency.curve(self.device_class).at(best)
         return self.queue.rows * seconds / best

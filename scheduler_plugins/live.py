@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
+from daskinfer.protocol import STEPS
+
 if TYPE_CHECKING:
     from scheduler_plugins.line import Line
     from scheduler_plugins.load import DeviceLoad
@@ -93,10 +95,16 @@ def roomiest(line: Line, devices: Iterable[DeviceLoad]) -> list[DeviceLoad]:
     """The devices that should take the next streams of a version.
 
     Those have room for one more. Of the devices that have nothing before them, those
-    with the fewest streams are preferred, as streams take turns.
+    with the fewest streams are preferred, as streams take turns. Where they step
+    together, those that advance a request the fastest.
     """
-    most = line.max_streams
-    free = [device for device in devices if line.streams_on(device.name) < most]
+    live = {device: line.streams_on(device.name) for device in devices}
+    free = [
+        device for device in live if live[device] < line.most_streams_on(device.name)
+    ]
+    if line.kind == STEPS:
+        best = line.pace.best({device.name: n for device, n in live.items()})
+        return [device for device in free if device.name in best]
     idle = [device for device in free if device.idle]
     if not idle:
         return free

@@ -242,6 +242,9 @@ class Streams:
             request.trail.interrupt(monotonic(), why)
         if failed:
             self._tasks.fail_running(failed, run_ids, address, stimulus_id)
+        for key, count in message["counts"].items():
+            if key in over and key not in failed:
+                over[key].line.pace.ended(count)
         for stream in over.values():
             how = "failed" if stream.request.key in failed else "ended"
             stream.line.figures.measures.streams.ended(how)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskinfer.artifact import archive
 from daskinfer.artifact.skeleton import put_together
 from daskinfer.device.moving import move
+from daskinfer.stepping import is_step_model
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,7 @@ def build_object(
     else:
         factory, kwargs = made
         model = _find(factory)(**kwargs)
-        if not callable(model):
+        if not callable(model) and not is_step_model(model):
             raise TypeError(
                 f"factory {factory} returned a {type(model).__name__}, which "
                 "cannot be called; it must return a module or a callable"

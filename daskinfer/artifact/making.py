@@ -11,6 +11,7 @@ from daskinfer.artifact import archive
 from daskinfer.artifact.building import CALLABLE, FACTORY, MODULE, is_module
 from daskinfer.artifact.pickling import take_apart_or_explain
 from daskinfer.names import check_path
+from daskinfer.stepping import is_step_model
 
 
 class Parts(NamedTuple):
@@ -31,7 +32,8 @@ def of_object(model: Any) -> Parts:
         A :class:`torch.nn.Module`, a TorchScript module, a
         :class:`torch.export.ExportedProgram`, or a callable on a batch: a
         function, or an instance with ``__call__`` that may hold arrays and
-        modules. It stays as it is: mode, device, hooks.
+        modules. Or a :class:`~daskinfer.StepModel`. It stays as it is: mode, device,
+        hooks.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def of_object(model: Any) -> Parts:
                 "one on each worker"
             )
         raise TypeError(message)
-    if not callable(model):
+    if not callable(model) and not is_step_model(model):
         text = ", or factory= or path= for a text" if isinstance(model, str) else ""
         raise TypeError(
             f"cannot deploy a {type(model).__name__}, which cannot be called; pass "

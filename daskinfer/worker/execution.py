@@ -64,11 +64,14 @@ class Outcome:
     kept: bytes = b""
     #: What comes piece by piece; each request of theirs is in no other place.
     flows: list[Flow] = field(default_factory=list)
+    #: What joins others that advance step by step.
+    joining: list[Item] = field(default_factory=list)
 
     @property
     def streaming(self) -> list[Key]:
         """Requests that are answered piece by piece."""
-        return [key for flow in self.flows for key in flow.asked]
+        flowing = [key for flow in self.flows for key in flow.asked]
+        return flowing + [item.key for item in self.joining]
 
 
 @dataclass(frozen=True, slots=True)

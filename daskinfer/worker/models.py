@@ -15,16 +15,20 @@ from dask.typing import Key
 
 from daskinfer import payload
 from daskinfer.device import moving
-from daskinfer.exceptions import OutOfDeviceMemory
+from daskinfer.exceptions import InferenceError, OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
-from daskinfer.protocol import ASYNC_STREAM, PLAIN
+from daskinfer.protocol import ASYNC_STREAM, PLAIN, STEPS
+from daskinfer.stepping import is_step_model
 from daskinfer.worker.device_queue import current_worker
+from daskinfer.worker.device_steps import DeviceSteps
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
 from daskinfer.worker.flow import chunks_of
 from daskinfer.worker.footprint import Footprint
 from daskinfer.worker.hollow import as_zero_rows
 from daskinfer.worker.iterating import AsyncOutputs, Outputs, entry_of, kind_of
+from daskinfer.worker.slots import Slots
+from daskinfer.worker.stepping import StepProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +58,7 @@ class ResidentModel:
         What its weights take; of what is no module, what has travelled.
     can_park
         Whether it can leave the device and come back as it was.
-    batch_dim, allowed
+    batch_dim, allowed, target
         From the deployment's policy.
     kind
         How it answers, as far as is known: see :data:`daskinfer.protocol.STREAM`.
@@ -73,7 +77,9 @@ class ResidentModel:
     nbytes: int = 0
     can_park: bool = False
     kind: str = PLAIN
+    target: float | None = None
     _entry: Callable[..., Any] | None = field(default=None, repr=False)
+    _producer: StepProducer | None = field(default=None, repr=False)
     _example: Call | None = field(default=None, repr=False)
     _footprint: Footprint | None = field(default=None, repr=False)
 
@@ -113,7 +119,8 @@ class ResidentModel:
             # Programs keep constants on the device.
             and artifact.format in (MODULE, FACTORY)
             and moving.can_move(function),
-            kind_of(entry, is_module(function)),
+            STEPS if is_step_model(function) else kind_of(entry, is_module(function)),
+            policy["target_latency"],
             entry,
             # The memory of the host has no peak that could be watched.
             _footprint=Footprint(device)
@@ -197,8 +204,19 @@ class ResidentModel:
             output = payload.map_arrays(output, mover)
         return payload.to_numpy(output) if answer_arrays else output
 
+    @property
+    def producer(self) -> StepProducer:
+        """All requests under way, of a model that advances step by step."""
+        if self._producer is None:
+            steps = DeviceSteps(self.function, self.device)
+            slots = Slots(self.max_rows, self.allowed, steps.room, self.target)
+            self._producer = StepProducer(steps, slots, self.batch_dim, self.device)
+        return self._producer
+
     def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
         """Run a batch (on the device's thread)."""
+        if self.kind == STEPS:
+            return Outcome(joining=items)
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
         probe = None if self._example is None else self._probe
         run = BatchRun(
@@ -224,6 +242,11 @@ class ResidentModel:
         For a model that calls another one: whatever it waited for would wait for
         the thread that it runs on.
         """
+        if self.kind == STEPS:
+            raise InferenceError(
+                f"{self.name!r} advances step by step, which takes turns on the device "
+                "that the model calling it has: call it before, or after"
+            )
         outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
         if outcome.broken is not None:
             raise outcome.broken
@@ -285,6 +308,9 @@ class ResidentModel:
 
     def _touch(self, call: Call) -> None:
         """Run a pass for what it takes; of a stream, the first step."""
+        if self.kind == STEPS:
+            self.producer.try_out(call)
+            return
         output = self(*call[0], **call[1])
         if isinstance(output, Outputs):
             next(output, None)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from daskinfer.worker.execution import Outcome
     from daskinfer.worker.job import Job
     from daskinfer.worker.live import Live, Part
+    from daskinfer.worker.models import ResidentModel
 
 
 class Reporter:
@@ -132,6 +133,17 @@ class Reporter:
             "nbytes": [part.nbytes for part in parts],
             "more": [part.more for part in parts],
             "packs": [part.pack for part in parts],
+        }
+        self._worker.batched_send(dict(message))
+
+    def slots(self, model: ResidentModel, slots: int, seconds: float) -> None:
+        """Tell how many requests of a model shall advance together."""
+        message: protocol.SlotsMessage = {
+            "op": protocol.SLOTS,
+            "name": model.name,
+            "version": model.version,
+            "slots": slots,
+            "seconds": seconds,
         }
         self._worker.batched_send(dict(message))
 

@@ -258,6 +258,8 @@ class InferenceRuntime(WorkerPlugin):
             self._report(job.batch, outcome, job, missing)
             if outcome.flows:
                 await self.streams.run(job, outcome.flows)
+            if outcome.joining:
+                await self.streams.join(job, outcome.joining)
         except Exception as error:
             if not self.is_closing:
                 self._tell_failed(job, error)

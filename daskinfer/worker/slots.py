@@ -133,6 +133,11 @@ class Slots:
             self._limit = (self._steps.version, limit)
         return limit
 
+    @property
+    def seconds(self) -> float:
+        """How long a step takes when as many rows step as shall."""
+        return self._steps.seconds(_HERE, _HERE, self.limit)
+
     def padded(self, rows: int) -> int | None:
         """The size to pad a pass to; None where nothing is to be padded."""
         if not self._allowed:

@@ -132,6 +132,26 @@ class StepProducer:
         waiting = (member.key for member in self._waiting)
         return list(dict.fromkeys((*self._running, *waiting, *self._told)))
 
+    def try_out(self, call: Call) -> None:
+        """Start what nobody has asked for, and step once, to see how long it takes.
+
+        Only as long as nothing is live.
+        """
+        call, _ = self._steps.prepared(call)
+        measured = payload.measure(*call, self._batch_dim)
+        if measured.signature is None or self.slots.refusal(measured.rows):
+            return
+        rows = measured.rows
+        pad_to = self.slots.padded(rows)
+        total = pad_to or rows
+        call = payload.collate([call], self._batch_dim, pad_to)
+        began = self._clock()
+        state = self._steps.start(call, [min(n, rows - 1) for n in range(total)])
+        started = self._clock()
+        self._steps.step(state, total)
+        self.slots.started(measured.signature, rows, started - began)
+        self.slots.stepped(rows, self._clock() - started, self._clock())
+
     # Coming and going
 
     def add(self, items: list[Item]) -> None:

@@ -1,14 +1,15 @@
-"""The streams of one batch on a worker."""
+"""Streams that take their turns on the device together."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from dask.typing import Key
 
 from daskinfer.wording import counted
-from daskinfer.worker.live import Live
+from daskinfer.worker.live import Live, Part
 from daskinfer.worker.turns import Share
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from daskinfer.worker.execution import Item
     from daskinfer.worker.job import Job
     from daskinfer.worker.producing import Producer
+
+T = TypeVar("T", Live, Part)
 
 
 class Run:
@@ -46,6 +49,8 @@ class Run:
         Those that are to have no further step for now.
     failed
         Those that have failed elsewhere than in the model, which is to stop.
+    coming
+        Those that the producer does not know yet.
     """
 
     def __init__(
@@ -64,14 +69,100 @@ class Run:
         self.started: float | None = None
         self.failed: list[Key] = []
         self.paused: set[Key] = set()
+        self.coming: list[Item] = []
 
     def __repr__(self) -> str:
         return f"<Run of {self.model.name!r}: {counted(len(self.lives), 'stream')}>"
+
+    def is_to_come(self, key: Key) -> bool:
+        """Whether what the producer has under a key is another, that has left."""
+        return any(item.key == key for item in self.coming)
+
+    def by_job(self, some: Sequence[T]) -> Iterable[tuple[Job, Sequence[T]]]:
+        """Divide streams, or parts of some, by the batch that they came with."""
+        return [(self.job, some)] if some else []
+
+    def remove(self, key: Key) -> None:
+        """Nothing more is to be said of a stream."""
+        del self.lives[key]
+
+    def close(self) -> None:
+        """There will be no more turns."""
 
     def dropped(self) -> list[Key]:
         """Take out those whom the model is to give nothing more."""
         gone = [key for key, live in self.lives.items() if live.dropped]
         for key in gone:
-            del self.lives[key]
+            self.remove(key)
         failed, self.failed = self.failed, []
         return gone + failed
+
+
+class JoinedRun(Run):
+    """All streams of one model that advances step by step, of whatever batch.
+
+    Parameters
+    ----------
+    job
+        The first batch.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.model.producer, job, {})
+        self._jobs: dict[Key, Job] = {}
+        self._open: dict[str, tuple[set[Key], asyncio.Future[None]]] = {}
+        self._learned = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<JoinedRun of {self.model.name!r}: {counted(len(self.lives), 'stream')}>"
+        )
+
+    def join(self, job: Job, items: Sequence[Item]) -> asyncio.Future[None]:
+        """Let a batch join; what is returned is done when all of it has ended."""
+        self.job = job
+        ended = asyncio.get_running_loop().create_future()
+        self._open[job.batch] = {item.key for item in items}, ended
+        for item in items:
+            if item.key in self.lives:
+                # Of the past, and not wanted: else it would not have come again.
+                self.remove(item.key)
+                self.failed.append(item.key)
+            live = self.lives[item.key] = Live(item.key, job.streams.get(item.key))
+            live.dropped = item.key in job.dropped
+            self.items[item.key], self._jobs[item.key] = item, job
+            self.coming.append(item)
+        # What is counted is the mean of all: one that comes has had nothing.
+        self.share.used *= 1 - len(items) / len(self.lives)
+        self.changed.set()
+        return ended
+
+    def learned(self) -> bool:
+        """Whether others than the last time are to be told how many step together."""
+        before, self._learned = self._learned, self.model.producer.slots.limit
+        return self._learned != before
+
+    def by_job(self, some: Sequence[T]) -> Iterable[tuple[Job, Sequence[T]]]:
+        """Divide streams, or parts of some, by the batch that they came with."""
+        found: dict[str, tuple[Job, list[T]]] = {}
+        for one in some:
+            job = self._jobs[one.key]
+            found.setdefault(job.batch, (job, []))[1].append(one)
+        return found.values()
+
+    def remove(self, key: Key) -> None:
+        """Nothing more is to be said of a stream."""
+        super().remove(key)
+        job = self._jobs.pop(key)
+        del self.items[key]
+        keys, ended = self._open[job.batch]
+        keys.discard(key)
+        if not keys:
+            ended.set_result(None)
+            del self._open[job.batch]
+
+    def close(self) -> None:
+        """There will be no more turns."""
+        for _, ended in self._open.values():
+            ended.set_result(None)
+        self._open.clear()

@@ -20,7 +20,7 @@ from daskinfer.worker.async_producing import AsyncProducer, AsyncThread
 from daskinfer.worker.generating import GeneratorProducer
 from daskinfer.worker.live import Live, Part
 from daskinfer.worker.producing import Emission
-from daskinfer.worker.stream_run import Run
+from daskinfer.worker.stream_run import JoinedRun, Run
 from daskinfer.worker.turns import Turns
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Streams:
         self._turns = Turns()
         self._slice = config.given_seconds("streaming.slice")
         self._runs: dict[str, list[Run]] = {}
+        self._joined: dict[int, JoinedRun] = {}
         self._threads: dict[int, AsyncThread] = {}
         self._is_closing = False
 
@@ -80,7 +81,8 @@ class Streams:
     @property
     def count(self) -> int:
         """How many are live."""
-        return sum(len(run.lives) for runs in self._runs.values() for run in runs)
+        runs = {id(run): run for runs in self._runs.values() for run in runs}
+        return sum(len(run.lives) for run in runs.values())
 
     def close(self) -> None:
         """Send nothing more."""
@@ -90,6 +92,19 @@ class Streams:
                 run.changed.set()
         for thread in self._threads.values():
             thread.close()
+
+    async def join(self, job: Job, items: Sequence[Item]) -> None:
+        """Have requests join those that step together, and wait for their end."""
+        run = self._joined.get(id(job.model))
+        if run is None:
+            run = self._joined[id(job.model)] = JoinedRun(job)
+            self._in_background(self._drive, run)
+        ended = run.join(job, items)
+        self._runs[job.batch] = [run]
+        try:
+            await ended
+        finally:
+            del self._runs[job.batch]
 
     async def run(self, job: Job, flows: Sequence[Flow]) -> None:
         """Have what a batch has begun run to its end."""
@@ -148,7 +163,7 @@ class Streams:
                 self._send(run)
                 dropped = run.dropped()
                 run.paused = {key for key, live in run.lives.items() if live.paused}
-                if dropped or set(producer.live).difference(run.paused):
+                if run.coming or dropped or set(producer.live).difference(run.paused):
                     self._deliver(run, await self._step(run, dropped))
                 elif run.lives:
                     await run.changed.wait()
@@ -164,6 +179,9 @@ class Streams:
                 live.fail(error)
             self._send(run)
         finally:
+            # At once: who comes from now on begins anew.
+            self._joined.pop(id(run.model), None)
+            run.close()
             await self._end(run)
 
     async def _step(self, run: Run, dropped: list[Key]) -> list[Emission]:
@@ -173,8 +191,14 @@ class Streams:
         async with self._turns.turn(run.share):
             if self._device.broken is not None:
                 return self._broken(run)
-            turn = self._device.run(run.model.resources, self._turn, run, dropped)
+            # Who has left goes first: it may be among those that come.
+            dropped += run.dropped()
+            coming, run.coming = run.coming, []
+            turn = self._device.run(
+                run.model.resources, self._turn, run, dropped, coming
+            )
             emissions = await self._limited(run, turn)
+            self._tell_slots(run)
         if self._device.broken is None:
             return emissions
         # What came before it broke is as good as ever.
@@ -185,7 +209,7 @@ class Streams:
         self._send(run)
         return self._broken(run)
 
-    def _turn(self, run: Run, dropped: list[Key]) -> list[Emission]:
+    def _turn(self, run: Run, dropped: list[Key], coming: list[Item]) -> list[Emission]:
         """The same on the device's thread."""
         producer: Any = run.producer
         run.started = began = perf_counter()
@@ -193,10 +217,14 @@ class Streams:
             with self._loader.as_of(run.job.active):
                 if dropped:
                     producer.drop(dropped)
+                if coming:
+                    producer.add(coming)
                 emissions: list[Emission] = producer.advance(self._slice, run.paused)
         finally:
             run.started = None
             run.share.used += perf_counter() - began
+        if isinstance(run, JoinedRun) and producer.broken is not None:
+            self._device.broken = producer.broken
         self._explain(run, emissions)
         return emissions
 
@@ -287,7 +315,9 @@ class Streams:
     def _deliver(self, run: Run, emissions: list[Emission]) -> None:
         for emission in emissions:
             live = run.lives.get(emission.key)
-            if live is not None and not (live.dropped or live.ended):
+            if live is None or run.is_to_come(emission.key):
+                continue
+            if not (live.dropped or live.ended):
                 live.take(emission)
 
     def _send(self, run: Run) -> None:
@@ -306,24 +336,28 @@ class Streams:
                 continue
             if part is not None:
                 parts.append(part)
-        if parts:
-            self._reporter.chunks(run.job.batch, parts)
+        for job, its in run.by_job(parts):
+            self._reporter.chunks(job.batch, its)
         over = [live for live in run.lives.values() if live.is_over]
+        for job, ended in run.by_job([live for live in over if not live.dropped]):
+            self._tell_ended(job, ended)
         for live in over:
-            del run.lives[live.key]
-        over = [live for live in over if not live.dropped]
-        if over:
-            self._tell_ended(run, over)
+            run.remove(live.key)
 
-    def _tell_ended(self, run: Run, over: list[Live]) -> None:
+    def _tell_slots(self, run: Run) -> None:
+        if isinstance(run, JoinedRun) and run.learned():
+            slots = run.model.producer.slots
+            self._reporter.slots(run.model, slots.limit, slots.seconds)
+
+    def _tell_ended(self, job: Job, over: Sequence[Live]) -> None:
         for live in over:
             if live.is_combined and live.error is None:
-                self._in_background(self._combine, run.job, live)
+                self._in_background(self._combine, job, live)
         plain = [x for x in over if not x.is_combined or x.error is not None]
         results = {x.key: x.whole() for x in plain if x.error is None}
         errors = {x.key: x.error for x in plain if x.error is not None}
         if plain:
-            self._reporter.ended(run.job, plain, results, errors)
+            self._reporter.ended(job, plain, results, errors)
 
     async def _combine(self, job: Job, live: Live) -> None:
         """Let code of the user's make a result, on a thread that has time."""
@@ -338,7 +372,8 @@ class Streams:
     def _broken(self, run: Run) -> list[Emission]:
         """Nothing runs on the device any more: the scheduler knows what there was."""
         assert self._device.broken is not None
-        run.lives.clear()
+        for key in list(run.lives):
+            run.remove(key)
         if not self._is_closing:
             self._reporter.broken(run.job, self._device.broken)
         return []
