@@ -215,8 +215,6 @@ class ResidentModel:
 
     def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
         """Run a batch (on the device's thread)."""
-        if self.kind == STEPS:
-            return Outcome(joining=items)
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
         probe = None if self._example is None else self._probe
         run = BatchRun(

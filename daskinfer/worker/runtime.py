@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -307,6 +307,9 @@ class InferenceRuntime(WorkerPlugin):
             self._reporter.waits(job, protocol.DEVICE)
 
     async def _answer(self, job: Job, inputs: dict[Key, Any]) -> Outcome:
+        if job.model.kind == protocol.STEPS:
+            # They wait for the device with all others of their model.
+            return Outcome(joining=_items(job, inputs, job.payloads, {}))
         execute = partial(self._execute, job, inputs)
         on_device = partial(self.device.run, job.model.resources)
         cache = self.caches.asked(job)
@@ -338,14 +341,7 @@ class InferenceRuntime(WorkerPlugin):
             self.worker.loop.add_callback(self._reporter.begins, job)
         if self.device.broken is not None:
             return Outcome(broken=self.device.broken)
-        found = inputs if job.who_has else None
-        items = [
-            Item(key, partial(calls.__getitem__, key))
-            if key in calls
-            else Item(key, partial(load_call, job.payloads[key], found))
-            for key in (job.payloads if keys is None else keys)
-            if key not in job.dropped
-        ]
+        items = _items(job, inputs, job.payloads if keys is None else keys, calls)
         with self.loader.as_of(job.active):
             outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
         job.ended = monotonic()
@@ -383,3 +379,17 @@ class InferenceRuntime(WorkerPlugin):
     async def fetch(self, keys: list[Key]) -> dict[str, Any]:
         """Pack small results into few buffers; large ones are left to Dask."""
         return pack_small(self.worker, keys, self._packed_limit)
+
+
+def _items(
+    job: Job, inputs: dict[Key, Any], keys: Iterable[Key], calls: Mapping[Key, Call]
+) -> list[Item]:
+    """The requests of a batch that are still wanted, to be unpickled where they run."""
+    found = inputs if job.who_has else None
+    return [
+        Item(key, partial(calls.__getitem__, key))
+        if key in calls
+        else Item(key, partial(load_call, job.payloads[key], found))
+        for key in keys
+        if key not in job.dropped
+    ]

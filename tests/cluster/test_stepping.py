@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+import dask
+import numpy as np
+import pytest
 import torch
+from distributed import Worker
 from distributed.utils_test import gen_cluster
 
+from daskinfer import DeadlineExceeded, InferenceError
+from tests.cluster.helpers import until
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
-from tests.worker.step_models import Attention, Recurrent, recurrent_alone
+from tests.worker.step_models import BAD_STEP, Attention, Recurrent, recurrent_alone
 
 ONE_WORKER = [("127.0.0.1", 1)]
 TWO_WORKERS = [("127.0.0.1", 1)] * 2
 
 
 async def read(stream: Any) -> list[int]:
-    return [int(chunk) async for chunk in stream]
+    return [chunk.item() async for chunk in stream]
 
 
 def request(prompt: list[int], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,3 +45,192 @@ async def test_each_is_told_what_the_model_says_alone(c, s, a, b):
     assert said[30:] == [alone[1].alone(*about) for about in wanted]
     del streams, others
     await nothing_is_left(s, a, b)
+
+
+class Gated:
+    """Counts down from its input; each step waits for the test to let it."""
+
+    def start(self, x: Any) -> dict[str, Any]:
+        return {"left": x}
+
+    def step(self, state: dict[str, Any]) -> Any:
+        GATE.acquire()
+        ROWS.append(state["left"].tolist())
+        state["left"] = state["left"] - 1
+        return state["left"], state["left"] <= 0
+
+
+GATE = threading.Semaphore(0)
+#: What was stepped together.
+ROWS: list[list[int]] = []
+
+
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[None]:
+    ROWS.clear()
+    yield
+    while GATE.acquire(blocking=False):
+        pass
+
+
+def counting(n: int) -> np.ndarray:
+    return np.array([n])
+
+
+def running(worker: Worker) -> int:
+    """How many requests step on a worker, or wait there for their first step."""
+    runtime: Any = worker.plugins["daskinfer-runtime"]
+    return int(runtime.streams.count)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_short_one_that_comes_later_is_answered_before_the_long(c, s, a):
+    model = await deploy(c, Gated())
+    long = model.submit(counting(500))
+    GATE.release(3)
+    await until(lambda: len(ROWS) == 3)
+    short = model.submit(counting(2))
+    await until(lambda: s.plugins["daskinfer"].dispatcher.streams.live)
+    GATE.release(100)
+    assert [chunk.item() for chunk in await short] == [1, 0]
+    assert long.status == "pending"
+    # They were in the same steps.
+    assert any(len(rows) == 2 for rows in ROWS)
+    GATE.release(500)
+    assert len(await long) == 500
+    del long, short
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_who_is_cancelled_is_not_in_the_next_step(c, s, a):
+    model = await deploy(c, Gated())
+    doomed, other = model.submit(counting(900)), model.submit(counting(5))
+    GATE.release(2)
+    await until(lambda: len(ROWS) >= 2)
+    key = doomed.key
+    await doomed.cancel()
+    await until(lambda: key not in s.tasks)
+    GATE.release(30)
+    assert [chunk.item() for chunk in await other] == [4, 3, 2, 1, 0]
+    # One step was under way, and knew nothing of it.
+    assert sum(max(rows) > 5 for rows in ROWS) <= 4
+    del doomed, other
+    await nothing_is_left(s, a)
+    assert not running(a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_deadline_ends_it_at_the_next_step(c, s, a):
+    model = await deploy(c, Gated())
+    late = model.options(timeout="300ms").submit(counting(900))
+    GATE.release(2)
+    await until(lambda: len(ROWS) == 2)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    GATE.release(5)
+    await until(lambda: not running(a))
+    assert len(ROWS) <= 3
+    del late
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_bad_one_fails_alone_after_what_it_was_told(c, s, a):
+    model = await deploy(c, Recurrent())
+    good = [model.stream(*request([n, 3], 6)) for n in range(5)]
+    bad = model.stream(*request([BAD_STEP, 3], 6))
+    told = []
+    with pytest.raises(ValueError, match="a bad step") as raised:
+        async for chunk in bad:
+            told.append(chunk.item())
+    assert told == recurrent_alone(Recurrent(), [BAD_STEP, 3], 6)[:-1]
+    assert "Raised in deployment 'm', version '1'" in str(raised.value.__notes__)
+    said = await asyncio.gather(*map(read, good))
+    assert said == [recurrent_alone(Recurrent(), [n, 3], 6) for n in range(5)]
+    del good, bad, raised
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_the_whole_comes_with_submit_and_map(c, s, a):
+    model = await deploy(c, Gated(), allowed_batch_sizes=(2, 8))
+    GATE.release(1000)
+    futures = model.map([counting(n) for n in range(1, 20)])
+    results = await c.gather(futures)
+    assert [len(chunks) for chunks in results] == list(range(1, 20))
+    assert {len(rows) for rows in ROWS} <= {2, 8}
+    whole = model.options(combine=sum).stream(counting(3))
+    assert await read(whole) == [2, 1, 0]
+    assert (await whole.future).item() == 3
+    del futures, whole
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_no_more_are_sent_than_step_together_and_the_first_go_first(c, s, a):
+    model = await deploy(c, Gated(), max_batch_size=2)
+    first = [model.submit(counting(4)) for _ in range(2)]
+    await until(lambda: running(a) == 2)
+    GATE.release(1)
+    await until(lambda: len(ROWS) == 1)
+    line = s.plugins["daskinfer"].dispatcher.lines["m", "1"]
+    await until(lambda: line.pace.slots(a.address) == 2)
+    others = [model.submit(counting(4)) for _ in range(5)]
+    urgent = model.options(priority=10).submit(counting(1))
+    await until(lambda: len(line.queue) == 5)
+    # Two have slots, one waits for the next, all others where it can be chosen.
+    assert line.streams_on(a.address) == 3
+    GATE.release(200)
+    await urgent
+    assert sum(future.done() for future in others) <= 1
+    await c.gather(first + others)
+    del first, others, urgent
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=TWO_WORKERS)
+async def test_requests_of_a_worker_that_is_lost_begin_anew_elsewhere(c, s, a, b):
+    model = await deploy(c, Gated())
+    futures = model.map([counting(6) for _ in range(6)])
+    await until(lambda: running(a) + running(b) == 6 and running(a) and running(b))
+    await a.close()
+    GATE.release(1000)
+    results = await c.gather(futures)
+    assert [[chunk.item() for chunk in chunks] for chunks in results] == [
+        [5, 4, 3, 2, 1, 0]
+    ] * 6
+    del futures
+    await nothing_is_left(s, b)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_reader_that_is_slow_sits_out_and_the_others_go_on(c, s, a):
+    model = await deploy(c, Gated())
+    GATE.release(100_000)
+    with dask.config.set({"daskinfer.streaming.window-chunks": 4}):
+        slow = model.stream(counting(3000))
+        assert (await anext(slow)).item() == 2999
+        others = [model.stream(counting(50)) for _ in range(4)]
+        assert await asyncio.gather(*map(read, others)) == [list(range(50))[::-1]] * 4
+    (live,) = s.plugins["daskinfer"].dispatcher.streams.live
+    assert live.request.delivered < 100
+    assert sum(rows[0] > 100 for rows in ROWS) < 100
+    slow.close()
+    del slow, others, live
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_undeploy_while_it_steps(c, s, a):
+    model = await deploy(c, Gated())
+    future = model.submit(counting(3))
+    await until(lambda: running(a) == 1)
+    undeploying = asyncio.ensure_future(model.undeploy())
+    GATE.release(100)
+    await undeploying
+    with contextlib.suppress(InferenceError):
+        await future
+    del future
+    await nothing_is_left(s, a)
+    assert not a.plugins["daskinfer-runtime"].loader.models
