@@ -82,13 +82,12 @@ class Pace:
     def finish(self, address: str, live: int) -> float:
         """Seconds until a request that is sent now will have ended.
 
-        Where all slots are taken, it waits for the first to be free: of so many
-        requests, one ends every so many steps.
+        Where all slots are taken, it waits until as many have ended as are before it:
+        of so many requests, one ends every so many steps.
         """
-        steps = max(self.steps, 1.0)
-        if live >= self.slots(address):
-            steps += steps / max(live, 1)
-        return steps * self.seconds(address)
+        slots = self.slots(address)
+        waits = max(live - slots + 1, 0) / slots
+        return (1.0 + waits) * max(self.steps, 1.0) * self.seconds(address)
 
     def best(self, live: Mapping[str, int]) -> list[str]:
         """Who should take the next request; nobody, where it pays to wait.
