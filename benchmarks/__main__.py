@@ -1,8 +1,8 @@
 """Run the benchmarks and compare with what is promised.
 
     python -m benchmarks [throughput predict imap batch_size queue_depth slow_workers
-                          faults overload cache zipf switching streaming artifacts]
-                         [--smoke] [--json FILE]
+                          faults overload cache zipf switching streaming continuous
+                          artifacts] [--smoke] [--json FILE]
 
 Run it from the repository's folder, on an idle machine. The exit status is 1 if a bar
 is missed.
@@ -39,6 +39,7 @@ NAMES = (
     "zipf",
     "switching",
     "streaming",
+    "continuous",
     "artifacts",
 )
 

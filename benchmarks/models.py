@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from distributed import get_worker
 from torch import nn
+
+import daskinfer
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 def tiny() -> nn.Module:
@@ -106,7 +111,7 @@ class UnevenDevice:
         return x
 
 
-def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
+def _seeded(build: Callable[[], Net]) -> Net:
     torch.manual_seed(0)
     return build().eval()
 
@@ -121,3 +126,67 @@ def plain_tiny(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     with torch.inference_mode():
         output: torch.Tensor = _loaded_tiny()(torch.from_numpy(x))
     return output.numpy()
+
+
+class Talker(nn.Module):
+    """Says so many tokens one after the other, a pass through its layers for each.
+
+    The input is int64 of shape (n, 1): how many tokens each row is to say. With
+    ``seconds``, a step takes as long for any number of rows and leaves the CPU alone,
+    as one on an accelerator does that has to read its weights; else as long as the
+    arithmetic takes.
+    """
+
+    def __init__(self, width: int, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.width = width
+        self.seconds = seconds
+        self.cell = nn.GRUCell(width, width)
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
+
+    def start(self, lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Begin to talk."""
+        memory = torch.zeros(len(lengths), self.width)
+        return {"memory": memory, "left": lengths[:, 0]}
+
+    def step(self, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Say one token."""
+        time.sleep(self.seconds)
+        memory = self.cell(self.wide(state["memory"]), state["memory"])
+        left = state["left"] - 1
+        state |= {"memory": memory, "left": left}
+        return memory[:, :1].clone(), left <= 0
+
+
+class StaticTalker(nn.Module):
+    """The same as a generator: who shares a batch at its start shares it to the end."""
+
+    def __init__(self, talker: Talker) -> None:
+        super().__init__()
+        self.talker = talker
+
+    def stream(self, lengths: torch.Tensor) -> Iterator[daskinfer.Step]:
+        """Talk until nobody has anything to say."""
+        state = self.talker.start(lengths)
+        while len(state["left"]):
+            outputs, finished = self.talker.step(state)
+            yield daskinfer.Step(outputs, finished)
+            # Those that have ended cost nothing more.
+            state = {name: rows[~finished] for name, rows in state.items()}
+
+
+def steady_talker() -> Talker:
+    """Talk in steps of 5 ms, on what leaves the CPU alone."""
+    return _seeded(lambda: Talker(64, 0.005))
+
+
+def wide_talker() -> Talker:
+    """Talk through 64 MB of weights."""
+    return _seeded(lambda: Talker(1024))
+
+
+def static_talker() -> StaticTalker:
+    """Talk in batches that nobody joins."""
+    return StaticTalker(steady_talker())

@@ -48,6 +48,7 @@ from daskinfer.imap.files import run_files
 from daskinfer.policy import BatchPolicy
 from daskinfer.retry import RetryPolicy
 from daskinfer.status import DeploymentStatus, RequestInfo
+from daskinfer.stepping import StepModel, run_steps
 from daskinfer.story import Story, StoryEntry
 from daskinfer.streaming import Step, StreamPolicy
 
@@ -85,6 +86,7 @@ __all__ = [
     "RetryPolicy",
     "SchedulerLost",
     "Step",
+    "StepModel",
     "Story",
     "StoryEntry",
     "Stream",
@@ -104,6 +106,7 @@ __all__ = [
     "get",
     "info",
     "run_files",
+    "run_steps",
 ]
 
 # Results may be tensors that Dask's own serializer does not know.
