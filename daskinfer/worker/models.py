@@ -291,7 +291,7 @@ class ResidentModel:
             for attempt in range(1 if brief else 3):
                 started = perf_counter()
                 try:
-                    self._touch(call)
+                    self._touch(call, rows)
                 except Exception as error:
                     if not (sizes[0] < rows and self.device.is_out_of_memory(error)):
                         raise
@@ -304,10 +304,10 @@ class ResidentModel:
             if not self.allowed and perf_counter() - spent > WARMUP_BUDGET:
                 return
 
-    def _touch(self, call: Call) -> None:
+    def _touch(self, call: Call, rows: int) -> None:
         """Run a pass for what it takes; of a stream, the first step."""
         if self.kind == STEPS:
-            self.producer.try_out(call)
+            self.producer.try_out(call, rows)
             return
         output = self(*call[0], **call[1])
         if isinstance(output, Outputs):

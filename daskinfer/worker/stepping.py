@@ -132,25 +132,24 @@ class StepProducer:
         waiting = (member.key for member in self._waiting)
         return list(dict.fromkeys((*self._running, *waiting, *self._told)))
 
-    def try_out(self, call: Call) -> None:
+    def try_out(self, call: Call, rows: int) -> None:
         """Start what nobody has asked for, and step once, to see how long it takes.
 
         Only as long as nothing is live.
+
+        Parameters
+        ----------
+        call
+            With so many ``rows``, all alike.
         """
         call, _ = self._steps.prepared(call)
-        measured = payload.measure(*call, self._batch_dim)
-        if measured.signature is None or self.slots.refusal(measured.rows):
-            return
-        rows = measured.rows
-        pad_to = self.slots.padded(rows)
-        total = pad_to or rows
-        call = payload.collate([call], self._batch_dim, pad_to)
+        # More than the model has room for is what it meets as padding.
+        most = min(rows, self.slots.max_rows)
+        state = self._steps.start(call, [min(n, most - 1) for n in range(rows)])
         began = self._clock()
-        state = self._steps.start(call, [min(n, rows - 1) for n in range(total)])
-        started = self._clock()
-        self._steps.step(state, total)
-        self.slots.started(measured.signature, rows, started - began)
-        self.slots.stepped(rows, self._clock() - started, self._clock())
+        self._steps.step(state, rows)
+        now = self._clock()
+        self.slots.stepped(most, now - began, now)
 
     # Coming and going
 

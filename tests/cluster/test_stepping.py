@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -234,3 +235,36 @@ async def test_undeploy_while_it_steps(c, s, a):
     del future
     await nothing_is_left(s, a)
     assert not a.plugins["daskinfer-runtime"].loader.models
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_warm_up_tries_all_sizes_and_disturbs_no_slot(c, s, a):
+    example = request([1, 2, 3], 4)
+    model = await deploy(
+        c,
+        Attention(slots=4),
+        allowed_batch_sizes=(1, 2, 8),
+        warmup=example,
+    )
+    (resident,) = a.plugins["daskinfer-runtime"].loader.models.values()
+    assert set(resident.function.rows) == {1, 2, 8}
+    assert resident.producer.slots.limit == 4
+    said = await read(model.stream(*request([4, 5], 6)))
+    assert said == Attention(slots=1).alone([4, 5], 6)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_error_of_the_engine_itself_is_told_to_all(c, s, a):
+    model = await deploy(c, Gated())
+    future = model.submit(counting(5))
+    GATE.release(1)
+    await until(lambda: len(ROWS) == 1)
+    (resident,) = a.plugins["daskinfer-runtime"].loader.models.values()
+    with mock.patch.object(resident.producer, "advance", side_effect=OSError("oh")):
+        GATE.release(1)
+        with pytest.raises(OSError, match="oh"):
+            await future
+    GATE.release(20)
+    assert len(await model.submit(counting(4))) == 4
+    del future
+    await nothing_is_left(s, a)
