@@ -372,7 +372,7 @@ class ResidentModel:
         """Run the smallest pass of what has run before."""
         assert self._example is not None
         smallest = self.allowed[0] if self.allowed else 1
-        self._touch(self._resized(self._example, smallest))
+        self._touch(self._resized(self._example, smallest), smallest)
 
     # Requests without rows
 
