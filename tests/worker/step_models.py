@@ -73,11 +73,13 @@ class Attention(nn.Module):
         if (prompt == BAD_START).any():
             raise ValueError("a bad prompt")
         length = prompt.shape[1]
-        _, kept = self._attended(prompt, torch.arange(length).expand_as(prompt))
+        _, kept = self._attended(
+            prompt, torch.arange(length, device=prompt.device).expand_as(prompt)
+        )
         self.cache[slots, :length] = kept
         return {
             "slot": slots,
-            "position": torch.full((len(prompt),), length - 1),
+            "position": torch.full_like(steps, length - 1),
             "token": prompt[:, -1].clone(),
             "left": steps,
             "bad": (prompt == BAD_STEP).any(dim=1),
@@ -92,7 +94,7 @@ class Attention(nn.Module):
             raise ValueError("a bad step")
         longest = int(position.max()) + 1
         keys, values = self.cache[slot, :longest].unbind(2)
-        seen = torch.arange(longest) <= position[:, None]
+        seen = torch.arange(longest, device=position.device) <= position[:, None]
         token = self._said(query[:, 0], keys, values, seen)
         left = state["left"] - 1
         new = {**state, "position": position + 1, "token": token, "left": left}
