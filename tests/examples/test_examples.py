@@ -81,3 +81,27 @@ def test_text_embedding() -> None:
     assert lines[0] == "Where does my job get run?"
     assert lines[1].endswith("The scheduler decides which worker runs a task.")
     assert lines[-1].startswith("25 sentences in ")
+
+
+def test_characters() -> None:
+    output = run(
+        "examples.characters", "A class", "--workers=1", "--length=120", "--others=8"
+    )
+    text, _, rest = output.partition("\n--\n")
+    assert text.startswith("A class") and len(text) == len("A class") + 120
+    # English, more or less: it has read some.
+    words = re.findall("[a-z]+", text.lower())
+    assert {"the", "a", "is", "of", "to", "in", "an", "and"} & set(words[2:])
+    lines = rest.splitlines()
+    assert len(lines) == 4
+    assert re.fullmatch(r"\d+ letters for 9 readers", lines[-1])
+
+
+def test_decoder() -> None:
+    pytest.importorskip("transformers")
+    output = run("examples.decoder", "--workers=1", "--requests=12")
+    told = r"12 requests, (\d+) tokens, [\d,]+/s\nfirst:((?: \d+)+)\n"
+    found = re.match(told, output)
+    assert found is not None, output
+    assert int(found[1]) >= 12
+    assert 1 <= len(found[2].split()) <= 10

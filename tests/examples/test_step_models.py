@@ -18,6 +18,7 @@ from daskinfer.worker.device_steps import DeviceSteps
 from daskinfer.worker.execution import Item
 from daskinfer.worker.slots import Slots
 from daskinfer.worker.stepping import StepProducer
+from examples import characters
 
 #: What is asked for, and the turn at which it comes.
 Arrivals = list[tuple[tuple[Any, ...], int]]
@@ -56,7 +57,6 @@ sizes = st.sampled_from([None, (1, 4, 8), (8,)])
 @settings(max_examples=20, deadline=None)
 @given(mixes(st.text("abc xyz.", min_size=1, max_size=9)), sizes)
 def test_characters(mix: list[tuple[str, int, int]], allowed: Any) -> None:
-    characters = pytest.importorskip("examples.characters")
     for temperature in (0.0, 0.7):
         model = characters.build(temperature).double().eval()
         calls = [characters.request(*about[:2], seed=9) for about in mix]
