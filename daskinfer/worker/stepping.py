@@ -312,12 +312,17 @@ class StepProducer:
             chunks = payload.split(outputs, sizes, axis, pad_to)
         else:
             chunks = [payload.copy_arrays(stepped.outputs)]
+        chunks = [
+            payload.to_numpy(chunk) if member.answer_arrays else chunk
+            for member, chunk in zip(members, chunks, strict=True)
+        ]
         flags, ended = iter(stepped.finished), []
         for member in members:
             its = [next(flags) for _ in range(member.rows)] if is_joined else flags
             ended.append(all(its))
         if not all(ended):
             self._keep(members, stepped.state, (pad_to or rows) - rows)
+        # From here on nothing may fail: the step would be made twice.
         self.slots.stepped(rows, self._clock() - began, self._clock())
         for member, chunk, has_ended in zip(members, chunks, ended, strict=True):
             self._tell(member, chunk)
@@ -332,7 +337,6 @@ class StepProducer:
     def _tell(self, member: _Member, chunk: Any) -> None:
         if not tells(chunk):
             return
-        chunk = payload.to_numpy(chunk) if member.answer_arrays else chunk
         self._emit(member.key, [chunk])
         self._is_news |= not member.has_told
         member.has_told = True
