@@ -307,7 +307,7 @@ class ResidentModel:
     def _touch(self, call: Call, rows: int) -> None:
         """Run a pass for what it takes; of a stream, the first step."""
         if self.kind == STEPS:
-            self.producer.try_out(call, rows)
+            self.producer.passes.try_out(call, rows)
             return
         output = self(*call[0], **call[1])
         if isinstance(output, Outputs):

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from daskinfer import payload
-from daskinfer.exceptions import InferenceError
-from daskinfer.failure import contain
 from daskinfer.stepping import tells
 from daskinfer.worker.isolation import Isolation
 from daskinfer.worker.producing import Emission
 from daskinfer.worker.slots import Candidate, Slots
-from daskinfer.worker.states import States
+from daskinfer.worker.step_passes import Member, StepPasses
 
 if TYPE_CHECKING:
     from daskinfer.worker.device_steps import DeviceSteps
-    from daskinfer.worker.execution import Call, Item, Memory
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """One request, from its arrival to its end."""
-
-    item: Item
-    call: Call
-    rows: int
-    #: What it can be started with; None: it shares passes with nobody.
-    signature: str | None
-    answer_arrays: bool
-    slots: list[int] = field(default_factory=list)
-    has_told: bool = False
-
-    @property
-    def key(self) -> Key:
-        return self.item.key
+    from daskinfer.worker.execution import Item, Memory
 
 
 class StepProducer:
@@ -68,6 +46,8 @@ class StepProducer:
     ----------
     slots
         What has been learned of its steps.
+    passes
+        Has the states.
 
     Examples
     --------
@@ -104,14 +84,11 @@ class StepProducer:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.slots = slots
-        self._steps = steps
-        self._batch_dim = batch_dim
+        self.passes = StepPasses(steps, slots, batch_dim, clock)
         self._clock = clock
         self._isolation = Isolation(device, self._does_not_fit, self._end)
-        self._waiting: deque[_Member] = deque()
-        self._running: dict[Key, _Member] = {}
-        self._states = States(batch_dim or 0)
-        self._free = list(range(steps.room or 0))[::-1]
+        self._waiting: deque[Member] = deque()
+        self._running: dict[Key, Member] = {}
         self._told: dict[Key, Emission] = {}
         self._is_news = False
 
@@ -132,32 +109,13 @@ class StepProducer:
         waiting = (member.key for member in self._waiting)
         return list(dict.fromkeys((*self._running, *waiting, *self._told)))
 
-    def try_out(self, call: Call, rows: int) -> None:
-        """Start what nobody has asked for, and step once, to see how long it takes.
-
-        Only as long as nothing is live.
-
-        Parameters
-        ----------
-        call
-            With so many ``rows``, all alike.
-        """
-        call, _ = self._steps.prepared(call)
-        # More than the model has room for is what it meets as padding.
-        most = min(rows, self.slots.max_rows)
-        state = self._steps.start(call, [min(n, most - 1) for n in range(rows)])
-        began = self._clock()
-        self._steps.step(state, rows)
-        now = self._clock()
-        self.slots.stepped(most, now - began, now)
-
     # Coming and going
 
     def add(self, items: list[Item]) -> None:
         """Let requests wait for their start."""
         for item in items:
             try:
-                member = self._member(item)
+                member = self.passes.member(item)
             except Exception as error:
                 self._emit(item.key, ended=True, error=error)
                 continue
@@ -172,7 +130,7 @@ class StepProducer:
         wanted = set(self.live).difference(keys)
         self._waiting = deque(m for m in self._waiting if m.key in wanted)
         for key in [key for key in self._running if key not in wanted]:
-            self._release(self._running.pop(key))
+            self.passes.release(self._running.pop(key))
         for key in keys:
             self._told.pop(key, None)
 
@@ -180,24 +138,9 @@ class StepProducer:
         """Let go of everything."""
         self.drop(self.live)
 
-    def _member(self, item: Item) -> _Member:
-        call, answer_arrays = self._steps.prepared(contain(item.load))
-        measured = contain(payload.measure, *call, self._batch_dim)
-        item.call = call
-        item.signature, item.rows = measured.signature, measured.rows
-        refusal = self.slots.refusal(item.rows)
-        if refusal is not None:
-            raise InferenceError(refusal)
-        return _Member(item, call, item.rows, item.signature, answer_arrays)
-
-    def _release(self, member: _Member) -> None:
-        self._states.drop([member.key])
-        self._free += member.slots[::-1]
-        member.slots = []
-
-    def _end(self, member: _Member, error: BaseException | None = None) -> None:
+    def _end(self, member: Member, error: BaseException | None = None) -> None:
         self._running.pop(member.key, None)
-        self._release(member)
+        self.passes.release(member)
         self._emit(member.key, ended=True, error=error)
 
     def _emit(
@@ -263,78 +206,27 @@ class StepProducer:
             self._isolation.attempt(members, self._start)
             spent += self._clock() - began
 
-    def _passes(self, members: Sequence[_Member]) -> list[list[_Member]]:
-        candidates = [
-            Candidate(m.key, m.rows, self._states.family(m.key)) for m in members
-        ]
+    def _passes(self, members: Sequence[Member]) -> list[list[Member]]:
+        candidates = [Candidate(m.key, m.rows, self.passes.family(m)) for m in members]
         return [
             [self._running[candidate.key] for candidate in part]
             for part in self.slots.passes(candidates)
         ]
 
-    # Passes
+    def _start(self, members: Sequence[Member]) -> None:
+        self.passes.start(members)
+        self._running |= {member.key: member for member in members}
 
-    def _start(self, members: Sequence[_Member]) -> None:
-        first, rows = members[0], sum(member.rows for member in members)
-        pad_to = None
-        for member in members:
-            while self._steps.room is not None and len(member.slots) < member.rows:
-                member.slots.append(self._free.pop())
-        slots = [slot for member in members for slot in member.slots]
-        if first.signature is None:
-            call = payload.copy_arrays(first.call)
-        else:
-            pad_to = self.slots.padded(rows)
-            calls = [member.call for member in members]
-            call = payload.collate(calls, self._batch_dim, pad_to)
-            slots += slots[-1:] * ((pad_to or rows) - rows)
-        began = self._clock()
-        state = self._steps.start(call, slots)
-        self._keep(members, state, (pad_to or rows) - rows)
-        self.slots.started(first.signature, rows, self._clock() - began)
-        for member in members:
-            # Its inputs are in the state, as far as they are needed.
-            member.call = member.item.call = ((), {})
-            self._running[member.key] = member
-
-    def _step(self, members: Sequence[_Member]) -> None:
-        keys, sizes = [m.key for m in members], [m.rows for m in members]
-        rows, pad_to, total = sum(sizes), None, None
-        began = self._clock()
-        is_joined = members[0].signature is not None
-        if self._states.family(keys[0]) is not None:
-            pad_to = self.slots.padded(rows)
-        if is_joined:
-            total = pad_to or rows
-        stepped = self._steps.step(self._states.joined(keys, pad_to), total)
-        if is_joined:
-            outputs, axis = stepped.outputs, self._batch_dim
-            chunks = payload.split(outputs, sizes, axis, pad_to)
-        else:
-            chunks = [payload.copy_arrays(stepped.outputs)]
-        chunks = [
-            payload.to_numpy(chunk) if member.answer_arrays else chunk
-            for member, chunk in zip(members, chunks, strict=True)
-        ]
-        flags, ended = iter(stepped.finished), []
-        for member in members:
-            its = [next(flags) for _ in range(member.rows)] if is_joined else flags
-            ended.append(all(its))
-        if not all(ended):
-            self._keep(members, stepped.state, (pad_to or rows) - rows)
-        # From here on nothing may fail: the step would be made twice.
-        self.slots.stepped(rows, self._clock() - began, self._clock())
-        for member, chunk, has_ended in zip(members, chunks, ended, strict=True):
+    def _step(self, members: Sequence[Member]) -> None:
+        # What comes after the pass must not fail: the step would be made twice.
+        for member, (chunk, ends) in zip(
+            members, self.passes.step(members), strict=True
+        ):
             self._tell(member, chunk)
-            if has_ended:
+            if ends:
                 self._end(member)
 
-    def _keep(self, members: Sequence[_Member], state: Any, padding: int) -> None:
-        sizes = {member.key: member.rows for member in members}
-        is_alone = members[0].signature is None
-        self._states.put(sizes, state, padding, is_alone=is_alone)
-
-    def _tell(self, member: _Member, chunk: Any) -> None:
+    def _tell(self, member: Member, chunk: Any) -> None:
         if not tells(chunk):
             return
         self._emit(member.key, [chunk])
@@ -343,7 +235,7 @@ class StepProducer:
 
     # Memory
 
-    def _does_not_fit(self, members: Sequence[_Member]) -> bool:
+    def _does_not_fit(self, members: Sequence[Member]) -> bool:
         """Learn from a pass without memory; whether it waits for some."""
         if members[0].key in self._running:
             rows = sum(member.rows for member in members)
@@ -353,6 +245,6 @@ class StepProducer:
         if len(members) > 1 or not others:
             return False
         self.slots.start_did_not_fit(others, self._clock())
-        self._release(members[0])
+        self.passes.release(members[0])
         self._waiting.appendleft(members[0])
         return True

@@ -76,11 +76,11 @@ class Story:
 
 
 def nothing_is_left(producer: StepProducer) -> bool:
-    room = producer._steps.room or 0
+    room = producer.passes._steps.room or 0
     return (
         not producer.live
-        and not len(producer._states)
-        and sorted(producer._free) == list(range(room))
+        and not len(producer.passes.states)
+        and sorted(producer.passes.free) == list(range(room))
     )
 
 
