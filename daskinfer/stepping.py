@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -198,10 +200,13 @@ def run_steps(
         if rows > room:
             raise ValueError(f"{rows} rows do not fit into the model's {room} slots")
         kwargs["slots"] = slot_numbers(model, range(rows))
-    state = model.start(*args, **kwargs)
+    with _without_gradients():
+        state = model.start(*args, **kwargs)
     finished = [False]
     while not all(finished):
-        outputs, finished, state = step_once(model, state, rows)
+        # Not around the loop: who takes the chunks is no part of the model.
+        with _without_gradients():
+            outputs, finished, state = step_once(model, state, rows)
         chunk = payload.split(outputs, [rows], batch_dim)[0]
         if tells(chunk):
             yield payload.to_numpy(chunk) if answer_arrays else chunk
@@ -228,6 +233,11 @@ def tells(chunk: Any) -> bool:
     if isinstance(chunk, list):
         return not chunk or any(entry is not None for entry in chunk)
     return chunk is not None
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[object]:
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None else torch.inference_mode()
 
 
 def _is_module(model: object) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +15,10 @@ import dask
 import numpy as np
 import pytest
 import torch
-from distributed import Worker
+from distributed import Nanny, Worker
 from distributed.utils_test import gen_cluster
 
-from daskinfer import DeadlineExceeded, InferenceError
+from daskinfer import DeadlineExceeded, InferenceError, WorkerLost
 from tests.cluster.helpers import until
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
 from tests.worker.step_models import BAD_STEP, Attention, Recurrent, recurrent_alone
@@ -268,3 +270,51 @@ async def test_error_of_the_engine_itself_is_told_to_all(c, s, a):
     assert len(await model.submit(counting(4))) == 4
     del future
     await nothing_is_left(s, a)
+
+
+def slow_counting() -> Any:
+    # Pickled by value: worker processes don't import the tests.
+    class Slow:
+        def start(self, x: Any) -> dict[str, Any]:
+            return {"left": x}
+
+        def step(self, state: dict[str, Any]) -> Any:
+            import time
+
+            time.sleep(0.005)
+            state["left"] = state["left"] - 1
+            return state["left"], state["left"] <= 0
+
+    return Slow()
+
+
+@pytest.mark.parametrize("resume", [None, "replay"])
+@gen_cluster(client=True, nthreads=TWO_WORKERS, Worker=Nanny, timeout=120)
+async def test_process_that_is_killed_in_mid_stream(c, s, a, b, resume):
+    model = (await deploy(c, slow_counting())).options(resume=resume)
+    lengths = [30 + 10 * n for n in range(12)]
+    streams = [model.stream(counting(n)) for n in lengths]
+    told: list[list[int]] = [[] for _ in streams]
+
+    async def listen(stream: Any, its: list[int]) -> None:
+        async for chunk in stream:
+            its.append(chunk.item())
+
+    listening = [
+        asyncio.ensure_future(listen(*both)) for both in zip(streams, told, strict=True)
+    ]
+    await until(lambda: all(len(its) > 5 for its in told))
+    os.kill(a.pid, signal.SIGKILL)
+    ended = await asyncio.gather(*listening, return_exceptions=True)
+    lost = [error for error in ended if error is not None]
+    for its, length, error in zip(told, lengths, ended, strict=True):
+        expected = list(range(length))[::-1]
+        if error is None:
+            assert its == expected
+        else:
+            # Each once, in order, and what was told is what was counted.
+            assert isinstance(error, WorkerLost)
+            assert its == expected[: error.chunks]
+    assert bool(lost) == (resume is None)
+    del streams, listening, ended, lost, error
+    await nothing_is_left(s)

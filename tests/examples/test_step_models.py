@@ -62,8 +62,7 @@ def test_characters(mix: list[tuple[str, int, int]], allowed: Any) -> None:
         calls = [characters.request(*about[:2], seed=9) for about in mix]
         arrivals = [(call, m[2]) for call, m in zip(calls, mix, strict=True)]
         said = told(model, arrivals, allowed)
-        with torch.inference_mode():
-            assert said == [list(run_steps(model, *call)) for call in calls]
+        assert said == [list(run_steps(model, *call)) for call in calls]
 
 
 def generated(decoder: Any, prompt: list[int], length: int) -> list[int]:

@@ -635,6 +635,8 @@ def test_model_that_would_end_its_process_fails_alone() -> None:
 def test_run_steps_is_what_a_stream_gives() -> None:
     model = Attention(slots=2)
     tokens, steps = np.array([[3, 1, 2]]), np.array([5])
+    (first, *_) = run_steps(model, torch.tensor(tokens), torch.tensor(steps))
+    assert not first.is_inference() and not first.requires_grad
     chunks = list(run_steps(model, tokens, steps))
     assert [chunk.tolist() for chunk in chunks] == [
         [token] for token in model.alone([3, 1, 2], 5)
