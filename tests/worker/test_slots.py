@@ -163,3 +163,34 @@ def test_someone_always_starts_where_nobody_is(rows: int) -> None:
     slots = learned(Slots(64), lambda n: 0.001 * n)
     slots.start_did_not_fit(0, now=0.0)
     assert keys(slots.starting(waiting(rows, 1), 0, 0, 0.0, now=0.0))[0] == 0
+
+
+@given(
+    start=st.floats(1e-4, 0.05),
+    per_row=st.floats(0, 0.01),
+    step=st.floats(1e-3, 0.05),
+    arrivals=st.lists(st.integers(0, 30), max_size=40),
+)
+def test_nobody_waits_for_more_than_a_step_or_one_start(
+    start: float, per_row: float, step: float, arrivals: list[int]
+) -> None:
+    slots = learned(Slots(64), lambda rows: step)
+    for rows in (1, 1):
+        slots.started("text", rows, start + per_row * rows)
+    queue: list[Candidate] = []
+    running = 1
+    for turn in range(60):
+        queue += [
+            Candidate(key, 1, "text") for key, at in enumerate(arrivals) if at == turn
+        ]
+        spent = 0.0
+        while chosen := slots.starting(queue, running, running, spent, now=0.0):
+            queue = [candidate for candidate in queue if candidate not in chosen]
+            running += len(chosen)
+            seconds = start + per_row * len(chosen)
+            slots.started("text", len(chosen), seconds)
+            spent += seconds
+        # What starts of more rows take is foreseen by what fewer have taken.
+        assert spent <= max(step, start + per_row) * 1.25
+        slots.stepped(running, step, now=0.0)
+    assert not queue
