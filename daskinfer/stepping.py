@@ -117,7 +117,9 @@ def is_step_model(model: object) -> bool:
     >>> is_step_model(abs)
     False
     """
-    return isinstance(model, StepModel) and not isinstance(model, type)
+    # Not by the protocol: that overlooks methods which wrappers pass on.
+    methods = (getattr(model, name, None) for name in ("start", "step"))
+    return not isinstance(model, type) and all(map(callable, methods))
 
 
 def slots_of(model: object) -> int | None:

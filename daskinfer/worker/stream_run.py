@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", Live, Part)
 
+#: By which factor what a step takes has to change before it is told again.
+_NEWS = 1.25
+
 
 class Run:
     """Streams of a batch that one producer feeds.
@@ -111,7 +114,7 @@ class JoinedRun(Run):
         super().__init__(job.model.producer, job, {})
         self._jobs: dict[Key, Job] = {}
         self._open: dict[str, tuple[set[Key], asyncio.Future[None]]] = {}
-        self._learned = 0
+        self._known = 0, 1.0
 
     def __repr__(self) -> str:
         return (
@@ -138,9 +141,13 @@ class JoinedRun(Run):
         return ended
 
     def learned(self) -> bool:
-        """Whether others than the last time are to be told how many step together."""
-        before, self._learned = self._learned, self.model.producer.slots.limit
-        return self._learned != before
+        """Whether there is news of how many step together, and of what a step takes."""
+        slots = self.model.producer.slots
+        known, before = self._known
+        if slots.limit == known and 1 / _NEWS < slots.seconds / before < _NEWS:
+            return False
+        self._known = slots.limit, slots.seconds
+        return True
 
     def by_job(self, some: Sequence[T]) -> Iterable[tuple[Job, Sequence[T]]]:
         """Divide streams, or parts of some, by the batch that they came with."""

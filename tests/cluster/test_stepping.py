@@ -318,3 +318,15 @@ async def test_process_that_is_killed_in_mid_stream(c, s, a, b, resume):
     assert bool(lost) == (resume is None)
     del streams, listening, ended, lost, error
     await nothing_is_left(s)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_scheduler_hears_how_many_step_together_and_for_how_long(c, s, a):
+    model = await deploy(c, Gated())
+    pace = s.plugins["daskinfer"].dispatcher.lines["m", "1"].pace
+    GATE.release(100_000)
+    await c.gather(model.map([counting(40) for _ in range(100)]))
+    assert pace.slots(a.address) >= 16
+    assert 0 < pace.seconds(a.address) < 1
+    assert round(pace.steps) == 40
+    await nothing_is_left(s, a)

@@ -658,7 +658,16 @@ def test_slots_must_be_a_number_of_rows(slots: Any, error: type[Exception]) -> N
         producer_of(model)
 
 
+class Wrapping:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
 def test_step_models_are_told_from_others() -> None:
     assert is_step_model(Recurrent()) and is_step_model(Speller())
     assert not is_step_model(Speller)
+    assert is_step_model(Wrapping(Speller()))
     assert not is_step_model(torch.nn.Linear(1, 1)) and not is_step_model(len)
