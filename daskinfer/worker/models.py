@@ -15,7 +15,7 @@ from dask.typing import Key
 
 from daskinfer import payload
 from daskinfer.device import moving
-from daskinfer.exceptions import InferenceError, OutOfDeviceMemory
+from daskinfer.exceptions import OutOfDeviceMemory
 from daskinfer.failure import note_origin
 from daskinfer.options import mistaken_option
 from daskinfer.protocol import ASYNC_STREAM, PLAIN, STEPS
@@ -241,10 +241,7 @@ class ResidentModel:
         the thread that it runs on.
         """
         if self.kind == STEPS:
-            raise InferenceError(
-                f"{self.name!r} advances step by step, which takes turns on the device "
-                "that the model calling it has: call it before, or after"
-            )
+            return list(self.producer.alone(call))
         outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
         if outcome.broken is not None:
             raise outcome.broken
@@ -262,6 +259,8 @@ class ResidentModel:
         TypeError
             The model gives one result.
         """
+        if self.kind == STEPS:
+            return self.producer.alone(call)
         outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
         if outcome.errors:
             raise outcome.errors["call"]

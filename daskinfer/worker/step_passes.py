@@ -11,6 +11,7 @@ from dask.typing import Key
 from daskinfer import payload
 from daskinfer.exceptions import InferenceError
 from daskinfer.failure import contain
+from daskinfer.wording import counted
 from daskinfer.worker.slots import Slots
 from daskinfer.worker.states import States
 
@@ -90,6 +91,21 @@ class StepPasses:
         if refusal is not None:
             raise InferenceError(refusal)
         return Member(item, call, item.rows, item.signature, answer_arrays)
+
+    def refuse_without_slots(self, member: Member) -> None:
+        """Fail for one that cannot be started now, if it cannot wait either.
+
+        Raises
+        ------
+        InferenceError
+            Others have the slots.
+        """
+        if self._steps.room is not None and member.rows > len(self.free):
+            raise InferenceError(
+                f"the model has {self._steps.room} slots, and {len(self.free)} are "
+                f"free for a request of {counted(member.rows, 'row')} that another "
+                "model makes: it cannot wait, as that model has the device"
+            )
 
     def release(self, member: Member) -> None:
         """Forget a request; its slots are free."""

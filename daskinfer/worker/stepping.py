@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
 from daskinfer.stepping import tells
+from daskinfer.worker.execution import Item
 from daskinfer.worker.isolation import Isolation
 from daskinfer.worker.producing import Emission
 from daskinfer.worker.slots import Candidate, Slots
@@ -17,7 +19,10 @@ from daskinfer.worker.step_passes import Member, StepPasses
 
 if TYPE_CHECKING:
     from daskinfer.worker.device_steps import DeviceSteps
-    from daskinfer.worker.execution import Item, Memory
+    from daskinfer.worker.execution import Call, Memory
+
+
+_numbers = itertools.count()
 
 
 class StepProducer:
@@ -108,6 +113,31 @@ class StepProducer:
         """The requests whose end has not been emitted."""
         waiting = (member.key for member in self._waiting)
         return list(dict.fromkeys((*self._running, *waiting, *self._told)))
+
+    def alone(self, call: Call) -> Iterator[Any]:
+        """Run one request to its end, while all others stand still.
+
+        For a model that calls this one, on the device's thread.
+
+        Raises
+        ------
+        InferenceError
+            Others have all the slots, and end no sooner than the caller.
+        Exception
+            What the model raises.
+        """
+        member = self.passes.member(Item(f"alone-{next(_numbers)}", lambda: call))
+        self.passes.refuse_without_slots(member)
+        ends = not member.rows
+        try:
+            if not ends:
+                self.passes.start([member])
+            while not ends:
+                ((chunk, ends),) = self.passes.step([member])
+                if tells(chunk):
+                    yield chunk
+        finally:
+            self.passes.release(member)
 
     # Coming and going
 

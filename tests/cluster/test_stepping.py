@@ -330,3 +330,19 @@ async def test_scheduler_hears_how_many_step_together_and_for_how_long(c, s, a):
     assert 0 < pace.seconds(a.address) < 1
     assert round(pace.steps) == 40
     await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_another_model_may_call_it(c, s, a):
+    inner = await deploy(c, Gated(), name="inner")
+
+    def outer(x: np.ndarray) -> np.ndarray:
+        whole = [chunk.item() for chunk in inner(x)]
+        read = [chunk.item() for chunk in inner.stream(x)]
+        assert whole == read
+        return np.array([sum(whole)])
+
+    GATE.release(100)
+    model = await deploy(c, outer, name="outer")
+    assert (await model.submit(counting(4))).item() == 6
+    await nothing_is_left(s, a)

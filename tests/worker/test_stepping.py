@@ -671,3 +671,27 @@ def test_step_models_are_told_from_others() -> None:
     assert not is_step_model(Speller)
     assert is_step_model(Wrapping(Speller()))
     assert not is_step_model(torch.nn.Linear(1, 1)) and not is_step_model(len)
+
+
+def test_one_that_another_model_asks_for_runs_alone_between_the_steps() -> None:
+    model = Attention(slots=2)
+    producer = producer_of(model)
+    story = Story()
+    prompts = [[1, 2], [3, 4]]
+    steps = torch.tensor([4])
+    producer.add([item("a", torch.tensor([prompts[0]]), steps)])
+    story.turn(producer)
+    call = (torch.tensor([prompts[1]]), steps), {}
+    said = producer.alone(call)
+    first = int(next(said))
+    story.turn(producer)
+    with pytest.raises(InferenceError, match="has 2 slots, and 0 are free"):
+        list(producer.alone(call))
+    assert [first, *map(int, said)] == model.alone(prompts[1], 4)
+    story.run(producer)
+    assert [int(chunk) for chunk in story.chunks["a"]] == model.alone(prompts[0], 4)
+    assert nothing_is_left(producer)
+    # One that nobody reads to its end.
+    next(said := producer.alone(call))
+    said.close()
+    assert nothing_is_left(producer)
