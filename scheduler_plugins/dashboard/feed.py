@@ -17,7 +17,7 @@ from scheduler_plugins.occupation import busy_seconds
 
 if TYPE_CHECKING:
     from daskinfer.cache.totals import CacheStatus
-    from scheduler_plugins.curve import Curve
+    from daskinfer.timing.curve import Curve
     from scheduler_plugins.inference import InferencePlugin
 
 

@@ -19,7 +19,7 @@ from scheduler_plugins.dashboard.style import (
 )
 
 if TYPE_CHECKING:
-    from scheduler_plugins.curve import Curve
+    from daskinfer.timing.curve import Curve
 
 __all__ = ["Throughput", "along"]
 
@@ -131,7 +131,7 @@ def along(curve: Curve, size: int) -> list[float]:
 
     Examples
     --------
-    >>> from scheduler_plugins.curve import Curve
+    >>> from daskinfer.timing.curve import Curve
     >>> sizes = along(Curve([1, 16], [0.010, 0.025]), 12)
     >>> sizes[0], sizes[-1], 12 in sizes, len(sizes)
     (1, 16, True, 18)

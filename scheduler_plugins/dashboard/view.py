@@ -15,7 +15,7 @@ from scheduler_plugins.diagnosis import unfitness
 from scheduler_plugins.statistics import Statistics
 
 if TYPE_CHECKING:
-    from scheduler_plugins.curve import Curve
+    from daskinfer.timing.curve import Curve
     from scheduler_plugins.deployment import Deployment
     from scheduler_plugins.inference import InferencePlugin
     from scheduler_plugins.line import Line
