@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 from dask.typing import Key
 
-from daskinfer.timing import LatencyModel
+from daskinfer.timing import Ceilings, LatencyModel
 from daskinfer.wording import counted
 
 #: Rows that step together before anything is measured.
 FIRST_ROWS = 8
 #: Sizes within this share of the best rate are as good; the smallest steps fastest.
 AS_GOOD = 0.95
+#: Steps after which more rows than seem best are measured anew, in case that was in a
+#: bad moment; twice as many each time that they are no better.
+FIRST_RETRY = 500
+LAST_RETRY = 16_000
 #: States are kept of so many times the rows that may step together: some requests are
 #: not read from, and sit out.
 HELD_FACTOR = 4
@@ -89,10 +93,14 @@ class Slots:
         self._allowed = allowed
         self._target = target
         self._steps = self._unmeasured()
+        self._ceilings = Ceilings(self.padded(self.max_rows) or self.max_rows, allowed)
         self._starts: OrderedDict[Hashable, LatencyModel] = OrderedDict()
         self._shortage = (0, 0.0)
         self._last_step = 0.0
         self._limit: tuple[int, int] = (-1, 0)
+        self._retry = FIRST_RETRY
+        self._since_try = 0
+        self._tried = 0
 
     def __repr__(self) -> str:
         return f"<Slots {self.limit} of at most {self.max_rows}>"
@@ -103,7 +111,11 @@ class Slots:
         """Learn from one step of so many rows, padding not counted."""
         self._last_step = seconds
         self._steps.observe(_HERE, _HERE, rows, seconds)
-        self._steps.fitted(_HERE, rows, now)
+        if self._ceilings.fitted(_HERE, self.padded(rows) or rows, now):
+            self._limit = (-1, 0)
+        self._since_try += 1
+        if self._since_try >= self._retry:
+            self._try_again()
 
     def started(self, kind: Hashable, rows: int, seconds: float) -> None:
         """Learn from one pass of starts."""
@@ -111,7 +123,8 @@ class Slots:
 
     def step_did_not_fit(self, rows: int, now: float) -> None:
         """Learn that a step of so many rows found no memory: passes get smaller."""
-        self._steps.out_of_memory(_HERE, rows, now)
+        self._ceilings.out_of_memory(_HERE, self.padded(rows) or rows, now)
+        self._limit = (-1, 0)
 
     def start_did_not_fit(self, held: int, now: float) -> None:
         """Learn that there was no memory for more than is held already."""
@@ -122,14 +135,14 @@ class Slots:
     @property
     def ceiling(self) -> int:
         """The most rows that fit into one pass."""
-        return min(self._steps.ceiling(_HERE), self.max_rows)
+        return min(self._ceilings.of(_HERE), self.max_rows)
 
     @property
     def limit(self) -> int:
         """How many rows shall step together, if there are as many."""
         version, limit = self._limit
         if version != self._steps.version:
-            limit = min(self._sized(), self.max_rows)
+            limit = min(self._sized(), self.ceiling)
             self._limit = (self._steps.version, limit)
         return limit
 
@@ -228,23 +241,38 @@ class Slots:
 
     # Inside
 
+    def _try_again(self) -> None:
+        """Forget what more rows take than seem best, so that they are tried anew."""
+        best = self.limit
+        is_better = best > self._tried
+        self._retry = FIRST_RETRY if is_better else min(2 * self._retry, LAST_RETRY)
+        self._tried, self._since_try = best, 0
+        table = self._steps.table(_HERE)
+        known = [(rows, seconds) for rows, seconds, _ in table if rows <= best]
+        if len(known) < len(table):
+            self._steps = self._unmeasured()
+            self._steps.seed(_HERE, _HERE, known)
+            self._limit = (-1, 0)
+
     def _sized(self) -> int:
-        sizes = self._steps.sizes(_HERE)
+        highest = self._ceilings.of(_HERE)
+        sizes = [size for size in self._steps.sizes(_HERE) if size <= highest]
         if not sizes:
             return min(FIRST_ROWS, self.ceiling)
+        top = sizes[-1]
         seconds = {size: self._steps.seconds(_HERE, _HERE, size) for size in sizes}
         if self._target is not None:
             sizes = [n for n in sizes if seconds[n] <= self._target] or sizes[:1]
         best = max(size / seconds[size] for size in sizes)
         good = [n for n in sizes if n / seconds[n] >= AS_GOOD * best]
-        if good[-1] != sizes[-1] or sizes[-1] != self._steps.top(_HERE):
+        if good[-1] != sizes[-1] or sizes[-1] != top:
             return good[0]
         # The largest is still among the best: a larger one may be better.
         above = 2 * sizes[-1]
         if self._allowed:
             place = bisect_right(self._allowed, sizes[-1])
             above = self._allowed[min(place, len(self._allowed) - 1)]
-        above = min(above, self._steps.ceiling(_HERE))
+        above = min(above, highest)
         if above > sizes[-1] and self._steps.measurements(_HERE, above) == 0:
             return above
         return good[0]

@@ -194,3 +194,25 @@ def test_nobody_waits_for_more_than_a_step_or_one_start(
         assert spent <= max(step, start + per_row) * 1.25
         slots.stepped(running, step, now=0.0)
     assert not queue
+
+
+def test_size_that_was_measured_in_a_bad_moment_is_tried_again() -> None:
+    slots = Slots(64)
+    for _ in range(3):
+        slots.stepped(8, 0.010, now=0.0)
+        slots.stepped(16, 0.100, now=0.0)
+    assert slots.limit == 8
+    learned(slots, lambda rows: 0.010, until=20_000)
+    assert slots.limit == 64
+
+
+def test_size_that_is_no_better_is_tried_ever_more_rarely() -> None:
+    slots = learned(Slots(64), lambda rows: 0.001 * max(rows, 8))
+    tried = []
+    for step in range(20_000):
+        rows = slots.limit
+        if rows > 8:
+            tried.append(step)
+        slots.stepped(rows, 0.001 * max(rows, 8), now=0.0)
+    assert slots.limit == 8
+    assert 3 <= len(tried) <= 20
