@@ -48,7 +48,7 @@ class Figures:
 
 def run(smoke: bool = False) -> list[Ratio]:
     """Run the same requests in all ways, in turns."""
-    count, rounds = (3 * ROWS, 1) if smoke else (12 * ROWS, 3)
+    count, rounds = (3 * ROWS, 1) if smoke else (8 * ROWS, 3)
     lengths = np.random.default_rng(0).geometric(1 / MEAN_STEPS, count)
     lengths = np.minimum(lengths, MOST_STEPS)
     ratios = []
@@ -65,8 +65,8 @@ def run(smoke: bool = False) -> list[Ratio]:
     with cluster(1) as client:
         clustered = {
             "continuous": _deployed(client, "steady_talker"),
-            # In full batches, or they would be worse off still.
-            "static": _deployed(client, "static_talker", min_batch_size=ROWS),
+            # All at once and in full batches, or they would be worse off still.
+            "static": _deployed(client, "static_talker", ROWS, 100 * ROWS),
         }
         ways = {
             name: partial(_clustered, client, deployed, lengths)
@@ -156,13 +156,15 @@ def _summed(tokens: int, lengths: Any, ended: list[float]) -> Figures:
     return Figures(tokens / max(ended), float(np.quantile(ended, 0.95)))
 
 
-def _deployed(client: Client, factory: str, min_batch_size: int = 1) -> Model:
+def _deployed(
+    client: Client, factory: str, min_batch_size: int = 1, streams: int = 2 * ROWS
+) -> Model:
     return daskinfer.deploy(
         client,
         factory=f"benchmarks.models:{factory}",
         name=factory,
         batching=BatchPolicy(max_batch_size=ROWS, min_batch_size=min_batch_size),
-        streaming=StreamPolicy(max_streams=2 * ROWS),
+        streaming=StreamPolicy(max_streams=streams),
     )
 
 
