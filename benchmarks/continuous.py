@@ -48,7 +48,7 @@ class Figures:
 
 def run(smoke: bool = False) -> list[Ratio]:
     """Run the same requests in all ways, in turns."""
-    count, rounds = (3 * ROWS, 1) if smoke else (8 * ROWS, 3)
+    count, rounds = (3 * ROWS, 1) if smoke else (16 * ROWS, 2)
     lengths = np.random.default_rng(0).geometric(1 / MEAN_STEPS, count)
     lengths = np.minimum(lengths, MOST_STEPS)
     ratios = []
