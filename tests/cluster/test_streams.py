@@ -616,7 +616,7 @@ async def test_a_model_reads_the_stream_of_another(c, s, a):
 def test_a_script_reads_streams(loop: Any) -> None:
     with (
         LocalCluster(
-            1, processes=False, threads_per_worker=1, dashboard_address=None, loop=loop
+            1, processes=False, threads_per_worker=1, dashboard_address=":0", loop=loop
         ) as cluster,
         Client(cluster) as client,
     ):
