@@ -111,6 +111,11 @@ STREAM = "stream"
 ASYNC_STREAM = "async-stream"
 STEPS = "steps"
 
+#: Instead of a number of chunks that were read: whoever reads does not hold up the
+#: model any more; or nobody reads any more.
+OPEN = -1
+LEFT = -2
+
 #: One request's pickled ``(args, kwargs)``: one ``bytes``, or frames that Dask
 #: carries out of band (wrapped in ``Serialize`` when sent, ``bytes`` or
 #: ``memoryview`` when received by a worker).

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from daskinfer.protocol import Pack
     from daskinfer.submission import Submitter
 
-#: Instead of a number of chunks: whoever reads does not hold up the model any more;
-#: or nobody reads any more.
-OPEN = -1
-LEFT = -2
-
 
 class Part(NamedTuple):
     """Chunks that came together, of which the first ``skip`` had come before.
@@ -156,7 +151,7 @@ class Readings:
         return f"<Readings of {self._submitter.client.id!r}: {len(self._taken)} unsent>"
 
     def tell(self, key: Key, taken: int) -> None:
-        """So many chunks of a stream are read; or :data:`OPEN`, or :data:`LEFT`."""
+        """So many chunks of a stream are read; or ``OPEN``, or ``LEFT``."""
         with self._lock:
             is_first = not self._taken
             self._taken[key] = taken

@@ -9,7 +9,8 @@ from distributed.core import clean_exception
 
 from daskinfer import transport
 from daskinfer.loss import told_as_lost
-from daskinfer.reading import LEFT, OPEN, Part, StreamState
+from daskinfer.protocol import LEFT, OPEN
+from daskinfer.reading import Part, StreamState
 
 if TYPE_CHECKING:
     from distributed import Future

@@ -163,5 +163,7 @@ class Request:
         self.attempts, self.misses, self.was_cached, self.cause = 0, 0, False, ""
         self.charges = self.solo = self.bystander = 0
         self.group, self.tried, self.hedged = None, frozenset(), False
-        # Its reader has seen it end.
-        self.stream, self.delivered = None, 0
+        self.delivered = 0
+        if self.stream is not None:
+            # Its reader has seen it end. Who wants the whole wants the same as before.
+            self.stream = {**self.stream, "read": False}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -16,7 +16,7 @@ from daskinfer.exceptions import (
     WorkerLost,
 )
 from daskinfer.failure import type_of
-from daskinfer.protocol import PLAIN, STREAM
+from daskinfer.protocol import LEFT, OPEN, PLAIN, STREAM
 from scheduler_plugins.live import LiveStream, LiveStreams
 from scheduler_plugins.outcomes import cause_of, cause_on_worker
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: More than anybody sends.
 _ENDLESS = 2**62
-#: Said by a client that reads no more.
-_LEFT = -2
 
 
 class Streams:
@@ -96,10 +94,16 @@ class Streams:
             )
             request.batch = batch.batch_id
             self.live.add(stream)
+            order = request.stream
+            if order is not None and order["nbytes"] == _ENDLESS:
+                # Said since the batch was sent, perhaps, which knows nothing of it.
+                count = OPEN if order["read"] else LEFT
+                self._tell_read(batch.batch_id, address, [key], [count])
 
-    def refuse(self, batch_id: str, address: str, keys: Iterable[Key]) -> None:
+    def refuse(self, batch_id: str, address: str, keys: list[Key]) -> None:
         """Have a worker stop streams that nobody waits for."""
-        self._unwanted.setdefault((batch_id, address), []).extend(keys)
+        if keys:
+            self._unwanted.setdefault((batch_id, address), []).extend(keys)
 
     def drop_unwanted(self) -> None:
         """Tell workers which streams nobody wants any more."""
@@ -175,7 +179,7 @@ class Streams:
                 # Who runs it next need not wait for the reader either.
                 order = request.stream
                 order["nbytes"] = order["chunks"] = _ENDLESS
-                order["read"] = order["read"] and count != _LEFT
+                order["read"] = order["read"] and count != LEFT
             stream = self.live.find(request.batch, key)
             if stream is not None:
                 which = stream.device.name, stream.batch_id
@@ -183,16 +187,21 @@ class Streams:
                 batch_keys.append(key)
                 counts.append(count)
         for (address, batch_id), (batch_keys, counts) in told.items():
-            self._send(
-                address,
-                {
-                    "op": protocol.READ,
-                    "batch": batch_id,
-                    "keys": batch_keys,
-                    "taken": counts,
-                    "stimulus_id": f"daskinfer-read-{batch_id}",
-                },
-            )
+            self._tell_read(batch_id, address, batch_keys, counts)
+
+    def _tell_read(
+        self, batch_id: str, address: str, keys: list[Key], taken: list[int]
+    ) -> None:
+        self._send(
+            address,
+            {
+                "op": protocol.READ,
+                "batch": batch_id,
+                "keys": keys,
+                "taken": taken,
+                "stimulus_id": f"daskinfer-read-{batch_id}",
+            },
+        )
 
     # They end
 

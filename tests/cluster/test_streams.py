@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import torch
@@ -221,6 +222,19 @@ async def test_a_user_combines_the_chunks(c, s, a):
     assert await stream.future == ("all", 10)
     assert await bound.submit(5) == ("all", 10)
     assert await asyncio.gather(*bound.map([1, 2])) == [("all", 0), ("all", 1)]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_is_lost_is_combined_again(c, s, a, b):
+    feed = Feed(is_open=True, length=5)
+    model = await deploy(c, feed)
+    future = model.options(combine=total).stream().future
+    assert await future == 10
+    (holder,) = (w for w in (a, b) if future.key in w.data)
+    await holder.close()
+    doubled = c.submit(lambda whole: whole * 2, future)
+    assert await doubled == 20
+    assert feed.begun == 2
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
@@ -552,6 +566,28 @@ async def test_a_future_that_was_taken_goes_on_when_its_reader_leaves(c, s, a):
     feed.open()
     assert await future == [0, 1, 2]
     assert feed.closed == 0
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_future_that_is_taken_before_the_first_chunk(c, s, a, leaves):
+    """The batch is on its way, and says that the chunks are read."""
+    feed = Feed(length=20)
+    model = await deploy(c, feed)
+    with dask.config.set({"daskinfer.streaming.window-chunks": 4}):
+        stream = model.stream()
+    await until(lambda: feed.begun == 1)
+    future = stream.future
+    if leaves:
+        stream.close()
+    (request,) = engine(s).requests.values()
+    await until(lambda: request.stream["nbytes"] > 2**60)
+    await until(lambda: request.stream["read"] is not leaves)
+    feed.open()
+    assert await future == list(range(20))
+    assert await read(stream) == ([] if leaves else list(range(20)))
+    del stream, future
+    await nothing_is_left(s, a)
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
