@@ -45,6 +45,7 @@ class Inbox:
         self._parts: deque[Part] = deque()
         self._next = 0
         self._has_ended = False
+        self._gap: InferenceError | None = None
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
@@ -56,9 +57,13 @@ class Inbox:
     ) -> None:
         """Chunks have come, numbered from ``first``."""
         with self._changed:
-            if first > self._next:
+            if first > self._next and self._gap is None:
                 # Cannot be, as all come on one connection: rather none than wrong ones.
-                raise InferenceError(f"chunks {self._next} to {first} are lost")
+                lost = f"chunks {self._next} to {first - 1} of a stream are lost"
+                self._gap = InferenceError(f"{lost}: ask for it again")
+                self._notify()
+            if self._gap is not None:
+                return
             skip = min(self._next - first, count)
             self._next += count - skip
             self._parts.append(Part(pack, skip, nbytes, more))
@@ -76,21 +81,38 @@ class Inbox:
             self._parts.clear()
 
     def take(self) -> Part | None:
-        """Wait for chunks that came together, and take them; None: no more come."""
+        """Wait for chunks that came together, and take them; None: no more come.
+
+        Raises
+        ------
+        InferenceError
+            Those that follow never came.
+        """
         with self._changed:
-            while not (self._parts or self._has_ended):
+            while not self._is_there:
                 self._changed.wait()
-            return self._parts.popleft() if self._parts else None
+            return self._first()
 
     async def take_async(self) -> Part | None:
         """The same for a coroutine."""
         while True:
             with self._changed:
-                if self._parts or self._has_ended:
-                    return self._parts.popleft() if self._parts else None
+                if self._is_there:
+                    return self._first()
                 arrived = asyncio.Event()
                 self._waiter = asyncio.get_running_loop(), arrived
             await arrived.wait()
+
+    @property
+    def _is_there(self) -> bool:
+        return bool(self._parts) or self._has_ended or self._gap is not None
+
+    def _first(self) -> Part | None:
+        if self._parts:
+            return self._parts.popleft()
+        if self._gap is not None:
+            raise self._gap
+        return None
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -141,7 +163,8 @@ class Readings:
 
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
-        self._lock = threading.Lock()
+        # A stream that is collected as garbage, on whatever thread, tells so too.
+        self._lock = threading.RLock()
         self._taken: dict[Key, int] = {}
         client = submitter.client
         handlers: dict[str, Any] = client._stream_handlers
@@ -154,7 +177,9 @@ class Readings:
         """So many chunks of a stream are read; or ``OPEN``, or ``LEFT``."""
         with self._lock:
             is_first = not self._taken
-            self._taken[key] = taken
+            # One that waits for the whole, or has left, does not read again.
+            if taken < 0 or self._taken.get(key, 0) >= 0:
+                self._taken[key] = taken
         loop = self._submitter.client.loop
         if is_first and loop is not None:
             loop.add_callback(self._flush)
@@ -162,6 +187,8 @@ class Readings:
     def _flush(self) -> None:
         with self._lock:
             taken, self._taken = self._taken, {}
+        if not taken:
+            return
         message: protocol.ReadMessage = {
             "op": protocol.READ,
             "keys": list(taken),
