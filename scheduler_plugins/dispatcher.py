@@ -71,6 +71,9 @@ class Dispatcher:
     swap
         Called with the versions that have requests waiting, and the time: has those
         loaded that are cold. Returns when to ask again.
+    left
+        Called when there were streams that nobody wants any more: with the last one,
+        a version that is not served any more can go.
 
     Notes
     -----
@@ -90,6 +93,7 @@ class Dispatcher:
         suspicion: Suspicion,
         place: Callable[[Request, Line], Line | None] = lambda request, line: line,
         swap: Callable[[list[Line], float], float] = lambda lines, now: math.inf,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         self.tasks = tasks
         self.link = Link()
@@ -120,6 +124,7 @@ class Dispatcher:
         )
         self._expire = expire
         self._swap = swap
+        self._left = left
         self._woken = False
         self._timer = Timer(self.wake)
 
@@ -306,7 +311,8 @@ class Dispatcher:
         self.supervision.check(running, monotonic())
         running -= self.closing.named(monotonic())
         self.running.drop_unwanted()
-        self.streams.drop_unwanted()
+        if self.streams.drop_unwanted():
+            asyncio.get_running_loop().call_soon(self._left)
         self.recovery.release(monotonic())
         wake_at = math.inf
         busy = self.lines.busy()

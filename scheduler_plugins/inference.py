@@ -107,6 +107,7 @@ class InferencePlugin(SchedulerPlugin):
             place=lambda request, line: self.lifecycle.place(request),
             suspicion=_configured_suspicion(),
             swap=lambda lines, now: self.swapping.check(lines, now),
+            left=lambda: self.versions.batch_ended(),
         )
         self.requests = {}
         self.routing = Routing(self.registry)

@@ -105,8 +105,9 @@ class Streams:
         if keys:
             self._unwanted.setdefault((batch_id, address), []).extend(keys)
 
-    def drop_unwanted(self) -> None:
-        """Tell workers which streams nobody wants any more."""
+    def drop_unwanted(self) -> bool:
+        """Tell workers which streams nobody wants any more; whether there were some."""
+        found = bool(self._unwanted)
         for (batch_id, address), keys in self._unwanted.items():
             if self._tasks.has_worker(address):
                 message: protocol.DropMessage = {
@@ -117,6 +118,7 @@ class Streams:
                 }
                 self._send(address, dict(message))
         self._unwanted.clear()
+        return found
 
     # Chunks
 

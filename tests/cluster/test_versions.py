@@ -33,6 +33,7 @@ from tests.cluster.scheduling_helpers import (
     nothing_is_left,
     queued,
 )
+from tests.cluster.stream_helpers import Feed
 from tests.cluster.version_helpers import (
     FACTORY,
     LaterOnes,
@@ -114,6 +115,32 @@ async def test_what_waits_moves_and_what_runs_stays(c: Any, s: Any, a: Any) -> N
     # In the order in which they would have run before.
     assert rows == sorted(rows, key=lambda value: (value != 9, value))
     assert (await model.status()).version("1").stage == "previous"
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_old_version_goes_with_its_last_stream(
+    c: Any, s: Any, a: Any, leaves: bool
+) -> None:
+    feed = Feed(length=3)
+    model = await deploy(c, feed)
+    stream = model.stream()
+    feed.let()
+    assert await anext(stream) == 0
+    for number in (2, 3):
+        await model.update(Says(number), version=str(number), keep_previous=False)
+    assert "1" in resident(a)[0]
+    if leaves:
+        stream.close()
+        # Nothing else happens.
+        await until(lambda: not engine(s).dispatcher.streams.live)
+        feed.let()
+    else:
+        feed.open()
+        assert [chunk async for chunk in stream] == [1, 2]
+    await until(lambda: resident(a) == [{"3"}])
+    del stream
+    await nothing_is_left(s, a)
 
 
 @gen_cluster(client=True)
