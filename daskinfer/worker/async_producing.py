@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Collection, Coroutine
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed.worker import _worker_cvar
@@ -13,7 +15,7 @@ from daskinfer.exceptions import InferenceError
 from daskinfer.failure import origin
 from daskinfer.wording import counted
 from daskinfer.worker.flow import END, Flow, logger
-from daskinfer.worker.producing import Emission
+from daskinfer.worker.producing import AtWork, Emission
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -27,6 +29,9 @@ T = TypeVar("T")
 class AsyncThread:
     """An event loop in a thread of its own, with a device at hand.
 
+    It ends when nobody has this object any more: with the model that it is for, which
+    may keep what belongs to the loop.
+
     Parameters
     ----------
     worker
@@ -38,12 +43,14 @@ class AsyncThread:
     def __init__(self, worker: Worker, device: Device) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._run,
-            args=(worker, device),
+            target=_run,
+            args=(self._loop, worker, device),
             name="daskinfer-async",
             daemon=True,
         )
         self._thread.start()
+        self._end = weakref.finalize(self, _stop, self._loop)
+        self._end.atexit = False
 
     def __repr__(self) -> str:
         return f"<AsyncThread running: {self._loop.is_running()}>"
@@ -56,15 +63,22 @@ class AsyncThread:
 
     def close(self) -> None:
         """Take nothing more, and wait for nothing."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._end()
 
-    def _run(self, worker: Worker, device: Device) -> None:
-        import torch
 
-        _worker_cvar.set(worker)
-        # For good: steps of generators alternate, and their contexts would not nest.
-        with device.active(), torch.inference_mode():
-            self._loop.run_forever()
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop, worker: Worker, device: Device) -> None:
+    import torch
+
+    _worker_cvar.set(worker)
+    # For good: steps of generators alternate, and their contexts would not nest.
+    with device.active(), torch.inference_mode():
+        loop.run_forever()
+    if not asyncio.all_tasks(loop):
+        loop.close()
 
 
 class AsyncProducer:
@@ -90,6 +104,7 @@ class AsyncProducer:
         self._live = dict.fromkeys(flow.wanted)
         self._unwanted: set[Key] = set()
         self._task: asyncio.Task[Any] | None = None
+        self.at_work: AtWork | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncProducer of {counted(len(self.live), 'request')}>"
@@ -109,6 +124,7 @@ class AsyncProducer:
 
     async def advance(self) -> list[Emission]:
         """Take the next output; nothing comes if all is dropped meanwhile."""
+        self.at_work = AtWork(self.live, perf_counter())
         try:
             emissions = await self._thread.call(self._take())
         except asyncio.CancelledError:
@@ -118,6 +134,8 @@ class AsyncProducer:
         except Exception as error:
             emissions = [Emission(key, ended=True, error=error) for key in self._live]
             await self.close()
+        finally:
+            self.at_work = None
         for emission in emissions:
             if emission.ended:
                 self._live.pop(emission.key, None)

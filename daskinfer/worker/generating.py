@@ -16,7 +16,7 @@ from dask.typing import Key
 
 from daskinfer.wording import counted
 from daskinfer.worker.flow import Flow
-from daskinfer.worker.producing import Emission
+from daskinfer.worker.producing import AtWork, Emission
 
 if TYPE_CHECKING:
     from daskinfer.worker.execution import Item
@@ -47,6 +47,7 @@ class GeneratorProducer:
         self._flows = deque(flows)
         self._lock = threading.Lock()
         self._given: dict[Key, Emission] = {}
+        self.at_work: AtWork | None = None
 
     def __repr__(self) -> str:
         return f"<GeneratorProducer of {counted(len(self.live), 'request')}>"
@@ -80,7 +81,9 @@ class GeneratorProducer:
             flow = ready.popleft()
             if set(flow.wanted).issubset(paused):
                 continue
+            self.at_work = AtWork(flow.wanted, perf_counter())
             self._give(_stepped(flow))
+            self.at_work = None
             # Behind the others, also at the next turn.
             self._flows.remove(flow)
             if flow.wanted:

@@ -93,17 +93,21 @@ class Live:
     def take(self, emission: Emission) -> None:
         """Take in what came of a turn."""
         for chunk in emission.chunks:
+            if self.is_read and self.count >= self._skip:
+                try:
+                    size = sizeof(chunk)
+                except Exception as error:
+                    self.fail(error)
+                    return
+                self._unsent.append((chunk, size))
             if self._keeps:
                 self._kept.append(chunk)
-            if self.is_read and self.count >= self._skip:
-                self._unsent.append((chunk, sizeof(chunk)))
             self.count += 1
         self.ended, self.error = emission.ended, emission.error
 
     def fail(self, error: BaseException) -> None:
-        """There is nothing more to come, for a reason."""
+        """There is nothing more to come, for a reason; what came is read before it."""
         self.ended, self.error = True, error
-        self._unsent.clear()
 
     def taken(self, count: int) -> None:
         """The reader has taken so many chunks; see :class:`protocol.ReadMessage`."""
@@ -117,28 +121,33 @@ class Live:
             self._unsent.clear()
 
     def part(self) -> Part | None:
-        """What may be sent now.
-
-        Raises
-        ------
-        Exception
-            A chunk cannot be pickled.
-        """
-        chunks, nbytes = [], 0
+        """What may be sent now. It fails with a chunk that cannot be pickled."""
+        chunks, sizes = [], []
         while self._unsent and self._window.admits(self._unsent[0][1]):
             chunk, size = self._unsent.popleft()
             self._window.send(size)
             chunks.append(chunk)
-            nbytes += size
+            sizes.append(size)
+        pack = self._packed(chunks)
         more = bool(self._unsent)
         if not chunks and (self._is_told or not more):
             return None
         # Who has read all that came needs to know that it is waited for.
         self._is_told = more
-        pack = pack_all(chunks) if chunks else _NOTHING
+        nbytes = sum(sizes[: len(chunks)])
         part = Part(self.key, self._sent, len(chunks), nbytes, more, pack)
         self._sent += len(chunks)
         return part
+
+    def _packed(self, chunks: list[Any]) -> Pack:
+        """Pack chunks; of those that cannot be, take out the first and what follows."""
+        try:
+            return pack_all(chunks) if chunks else _NOTHING
+        except Exception as error:
+            self.fail(error)
+        self._unsent.clear()
+        del chunks[_packable(chunks) :]
+        return pack_all(chunks) if chunks else _NOTHING
 
     @property
     def combine(self) -> Callable[[list[Any]], Any] | None:
@@ -169,3 +178,14 @@ class Live:
     def is_combined(self) -> bool:
         """Whether code of the user's makes the result."""
         return self._order is not None and self._order["combine"] is not None
+
+
+def _packable(chunks: list[Any]) -> int:
+    """How many can be packed of those before the first that cannot."""
+    for count, chunk in enumerate(chunks):
+        try:
+            pack_all([chunk])
+        except Exception:
+            return count
+    # Only together, for whatever reason.
+    return 0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from daskinfer.artifact import Artifact
     from daskinfer.device import Device
+    from daskinfer.worker.async_producing import AsyncThread
 
 #: Seconds of warm-up after which larger sizes are left to be learned.
 WARMUP_BUDGET = 10.0
@@ -62,6 +63,8 @@ class ResidentModel:
         From the deployment's policy.
     kind
         How it answers, as far as is known: see :data:`daskinfer.protocol.STREAM`.
+    thread
+        Where its asynchronous generators run, once there was one.
     """
 
     name: str
@@ -82,6 +85,7 @@ class ResidentModel:
     _producer: StepProducer | None = field(default=None, repr=False)
     _example: Call | None = field(default=None, repr=False)
     _footprint: Footprint | None = field(default=None, repr=False)
+    thread: AsyncThread | None = field(default=None, repr=False)
 
     @classmethod
     def load(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dask.typing import Key
 
@@ -28,11 +28,19 @@ class Emission:
     error: BaseException | None = None
 
 
+class AtWork(NamedTuple):
+    """Whose step is under way, and since when, by :func:`time.perf_counter`."""
+
+    keys: Collection[Key]
+    began: float
+
+
 class Producer(Protocol):
     """Gives the chunks of one or more requests, a few at each turn.
 
-    All but ``live`` and ``joins`` is called on the device's thread, and never at the
-    same time. What is dropped is never emitted again, unless it is added again.
+    All but ``live``, ``joins`` and ``at_work`` is called on the device's thread, and
+    never at the same time. What is dropped is never emitted again, unless it is added
+    again.
     """
 
     @property
@@ -42,6 +50,10 @@ class Producer(Protocol):
     @property
     def joins(self) -> bool:
         """Whether requests may be added while others run: one serves a model then."""
+
+    @property
+    def at_work(self) -> AtWork | None:
+        """Who may be told something by the step that is under way; None: none is."""
 
     def add(self, items: list[Item]) -> None:
         """Take in requests. Their errors are emitted, not raised."""

@@ -13,7 +13,7 @@ from dask.typing import Key
 from daskinfer.stepping import tells
 from daskinfer.worker.execution import Item
 from daskinfer.worker.isolation import Isolation
-from daskinfer.worker.producing import Emission
+from daskinfer.worker.producing import AtWork, Emission
 from daskinfer.worker.slots import Candidate, Slots
 from daskinfer.worker.step_passes import Member, StepPasses
 
@@ -53,6 +53,8 @@ class StepProducer:
         What has been learned of its steps.
     passes
         Has the states.
+    at_work
+        Who is in the pass that is under way.
 
     Examples
     --------
@@ -96,6 +98,7 @@ class StepProducer:
         self._running: dict[Key, Member] = {}
         self._told: dict[Key, Emission] = {}
         self._is_news = False
+        self.at_work: AtWork | None = None
 
     def __repr__(self) -> str:
         return (
@@ -197,6 +200,7 @@ class StepProducer:
         self._is_news = False
         while self._turn(paused) and not self._is_news and self._clock() < stop:
             pass
+        self.at_work = None
         told, self._told = self._told, {}
         return list(told.values())
 
@@ -244,10 +248,12 @@ class StepProducer:
         ]
 
     def _start(self, members: Sequence[Member]) -> None:
+        self.at_work = AtWork([m.key for m in members], perf_counter())
         self.passes.start(members)
         self._running |= {member.key: member for member in members}
 
     def _step(self, members: Sequence[Member]) -> None:
+        self.at_work = AtWork([m.key for m in members], perf_counter())
         # What comes after the pass must not fail: the step would be made twice.
         for member, (chunk, ends) in zip(
             members, self.passes.step(members), strict=True

@@ -160,6 +160,8 @@ class JoinedRun(Run):
     def remove(self, key: Key) -> None:
         """Nothing more is to be said of a stream."""
         super().remove(key)
+        # The producer would start it, though nobody is to be told.
+        self.coming = [item for item in self.coming if item.key != key]
         job = self._jobs.pop(key)
         del self.items[key]
         keys, ended = self._open[job.batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
     from distributed import Worker
 
-    from daskinfer.device import Device
     from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.execution import Item, Outcome
     from daskinfer.worker.flow import Flow
     from daskinfer.worker.job import Job
     from daskinfer.worker.loading import Loader
+    from daskinfer.worker.models import ResidentModel
     from daskinfer.worker.reporting import Reporter
 
 logger = Log("streaming")
@@ -72,7 +73,7 @@ class Streams:
         self._slice = config.given_seconds("streaming.slice")
         self._runs: dict[str, list[Run]] = {}
         self._joined: dict[int, JoinedRun] = {}
-        self._threads: dict[int, AsyncThread] = {}
+        self._threads: weakref.WeakSet[AsyncThread] = weakref.WeakSet()
         self._is_closing = False
 
     def __repr__(self) -> str:
@@ -90,7 +91,7 @@ class Streams:
         for runs in self._runs.values():
             for run in runs:
                 run.changed.set()
-        for thread in self._threads.values():
+        for thread in self._threads:
             thread.close()
 
     async def join(self, job: Job, items: Sequence[Item]) -> None:
@@ -112,7 +113,7 @@ class Streams:
         runs = [Run(GeneratorProducer(plain), job, _items(plain))] if plain else []
         for flow in flows:
             if flow not in plain:
-                producer = AsyncProducer(flow, self._thread(job.model.device))
+                producer = AsyncProducer(flow, self._thread(job.model))
                 runs.append(Run(producer, job, _items([flow])))
         self._runs[job.batch] = runs
         try:
@@ -145,19 +146,19 @@ class Streams:
     def _in_background(self, function: Callable[..., Any], *args: Any) -> None:
         self._worker._ongoing_background_tasks.call_soon(function, *args)
 
-    def _thread(self, device: Device) -> AsyncThread:
-        thread = self._threads.get(id(device))
-        if thread is None:
-            thread = self._threads[id(device)] = AsyncThread(self._worker, device)
-        return thread
+    def _thread(self, model: ResidentModel) -> AsyncThread:
+        if model.thread is None:
+            model.thread = AsyncThread(self._worker, model.device)
+            self._threads.add(model.thread)
+        return model.thread
 
     # Steps
 
     async def _drive(self, run: Run) -> None:
         producer = run.producer
-        if isinstance(producer, GeneratorProducer):
-            self._deliver(run, producer.begun())
         try:
+            if isinstance(producer, GeneratorProducer):
+                self._deliver(run, producer.begun())
             while run.lives and not self._is_closing:
                 run.changed.clear()
                 self._send(run)
@@ -177,28 +178,27 @@ class Streams:
                 )
             for live in run.lives.values():
                 live.fail(error)
+        # At once: who comes from now on begins anew.
+        self._joined.pop(id(run.model), None)
+        await self._end(run)
+        await self._hand_out(run)
+        run.close()
+
+    async def _hand_out(self, run: Run) -> None:
+        """Let readers have what came before the model could not go on."""
+        while run.lives and not self._is_closing:
+            run.changed.clear()
             self._send(run)
-        finally:
-            # At once: who comes from now on begins anew.
-            self._joined.pop(id(run.model), None)
-            run.close()
-            await self._end(run)
+            run.dropped()
+            if run.lives:
+                await run.changed.wait()
 
     async def _step(self, run: Run, dropped: list[Key]) -> list[Emission]:
         """Have a producer run on, for a few steps."""
         if isinstance(run.producer, AsyncProducer):
-            return await self._limited(run, self._step_beside(run, dropped))
-        async with self._turns.turn(run.share):
-            if self._device.broken is not None:
-                return self._broken(run)
-            # Who has left goes first: it may be among those that come.
-            dropped += run.dropped()
-            coming, run.coming = run.coming, []
-            turn = self._device.run(
-                run.model.resources, self._turn, run, dropped, coming
-            )
-            emissions = await self._limited(run, turn)
-            self._tell_slots(run)
+            emissions = await self._limited(run, self._step_beside(run, dropped))
+        else:
+            emissions = await self._step_on_device(run, dropped)
         if self._device.broken is None:
             return emissions
         # What came before it broke is as good as ever.
@@ -208,6 +208,20 @@ class Streams:
         self._deliver(run, emissions)
         self._send(run)
         return self._broken(run)
+
+    async def _step_on_device(self, run: Run, dropped: list[Key]) -> list[Emission]:
+        async with self._turns.turn(run.share):
+            if self._device.broken is not None:
+                return []
+            # Who has left goes first: it may be among those that come.
+            dropped += run.dropped()
+            coming, run.coming = run.coming, []
+            turn = self._device.run(
+                run.model.resources, self._turn, run, dropped, coming
+            )
+            emissions = await self._limited(run, turn)
+            self._tell_slots(run)
+            return emissions
 
     def _turn(self, run: Run, dropped: list[Key], coming: list[Item]) -> list[Emission]:
         """The same on the device's thread."""
@@ -248,18 +262,20 @@ class Streams:
         wait = min(_POLL, limit)
         while not stepping.done() and wait < math.inf:
             await asyncio.wait({stepping}, timeout=wait)
-            if stepping.done() or run.started is None:
+            # Once each: the device's thread sets them.
+            started, step, now = run.started, run.producer.at_work, perf_counter()
+            if stepping.done() or started is None:
                 # Until its turn comes it is not the model that is late.
                 continue
-            ran = perf_counter() - run.started
-            if ran >= limit:
-                self._stalled(run, limit)
-                break
-            if not is_collected and ran >= self._slice:
+            left = limit if step is None else step.began + limit - now
+            if step is not None and left <= 0:
+                self._stalled(run, step.keys, limit)
+                left = limit
+            if not is_collected and now - started >= self._slice:
                 # Its last step takes long. What came of the others must not wait.
                 is_collected = True
                 self._collect(run)
-            wait = limit - ran if is_collected else _POLL
+            wait = left if is_collected else _POLL
         emissions: list[Emission] = await stepping
         return emissions
 
@@ -270,8 +286,9 @@ class Streams:
         self._deliver(run, emissions)
         self._send(run)
 
-    def _stalled(self, run: Run, limit: float) -> None:
-        for live in run.lives.values():
+    def _stalled(self, run: Run, keys: Iterable[Key], limit: float) -> None:
+        late = [run.lives[key] for key in keys if key in run.lives]
+        for live in late:
             if not live.ended:
                 live.fail(
                     StreamStalled(
@@ -296,7 +313,8 @@ class Streams:
             if run.model.device.is_fatal(error):
                 self._device.broken = error
         if errors:
-            items = [run.items[key] for key in errors]
+            # Some may have ended meanwhile for another reason.
+            items = [item for key in errors if (item := run.items.get(key))]
             run.model.explain(items, errors, self._worker)
             for emission in emissions:
                 emission.error = errors.get(emission.key)
@@ -319,6 +337,8 @@ class Streams:
                 continue
             if not (live.dropped or live.ended):
                 live.take(emission)
+                if live.ended and not emission.ended:
+                    run.failed.append(live.key)
 
     def _send(self, run: Run) -> None:
         """Send what may be sent, and tell who has ended."""
@@ -328,12 +348,9 @@ class Streams:
         for live in run.lives.values():
             if live.dropped:
                 continue
-            try:
-                part = live.part()
-            except Exception as error:
-                live.fail(error)
+            had_ended, part = live.ended, live.part()
+            if live.ended and not had_ended:
                 run.failed.append(live.key)
-                continue
             if part is not None:
                 parts.append(part)
         for job, its in run.by_job(parts):

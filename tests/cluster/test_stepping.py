@@ -18,9 +18,16 @@ import torch
 from distributed import Nanny, Worker
 from distributed.utils_test import gen_cluster
 
-from daskinfer import DeadlineExceeded, InferenceError, WorkerLost
+from daskinfer import (
+    DeadlineExceeded,
+    InferenceError,
+    StreamPolicy,
+    StreamStalled,
+    WorkerLost,
+)
 from tests.cluster.helpers import until
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
+from tests.cluster.stream_helpers import streams_of
 from tests.worker.step_models import BAD_STEP, Attention, Recurrent, recurrent_alone
 
 ONE_WORKER = [("127.0.0.1", 1)]
@@ -119,6 +126,30 @@ async def test_who_is_cancelled_is_not_in_the_next_step(c, s, a):
     # One step was under way, and knew nothing of it.
     assert sum(max(rows) > 5 for rows in ROWS) <= 4
     del doomed, other
+    await nothing_is_left(s, a)
+    assert not running(a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_who_is_cancelled_before_its_first_step_is_in_none(c, s, a):
+    model = await deploy(c, Gated())
+    other = model.submit(counting(5))
+    GATE.release(1)
+    await until(lambda: len(ROWS) == 1)
+    # A step is under way for as long as nothing is released.
+    fails = model.submit(np.array(["no number"]))
+    doomed = model.submit(counting(900))
+    await until(lambda: running(a) == 3)
+    for future in (doomed, fails):
+        await future.cancel()
+    await until(lambda: len(s.tasks) == 1)
+    (run,) = streams_of(a)._joined.values()
+    lives = list(run.lives.values())
+    await until(lambda: sum(live.dropped for live in lives) == 2)
+    GATE.release(100)
+    assert [chunk.item() for chunk in await other] == [4, 3, 2, 1, 0]
+    assert max(map(max, ROWS)) <= 5
+    del doomed, fails, other, future
     await nothing_is_left(s, a)
     assert not running(a)
 
@@ -269,6 +300,48 @@ async def test_error_of_the_engine_itself_is_told_to_all(c, s, a):
     GATE.release(20)
     assert len(await model.submit(counting(4))) == 4
     del future
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_error_of_the_engine_comes_after_the_chunks_before_it(c, s, a):
+    model = await deploy(c, Gated())
+    # One step at each turn.
+    streams_of(a)._slice = 0.0
+    with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
+        slow = model.stream(counting(5))
+    GATE.release(2)
+    # It has a chunk for its reader, and another that waits, and sits out.
+    await until(lambda: len(ROWS) == 2)
+    (resident,) = a.plugins["daskinfer-runtime"].loader.models.values()
+    with mock.patch.object(resident.producer, "advance", side_effect=OSError("oh")):
+        with pytest.raises(OSError, match="oh"):
+            await model.submit(counting(5))
+    GATE.release(20)
+    assert len(await model.submit(counting(4))) == 4
+    assert [(await anext(slow)).item(), (await anext(slow)).item()] == [4, 3]
+    with pytest.raises(OSError, match="oh"):
+        await anext(slow)
+    del slow
+    await nothing_is_left(s, a)
+    assert not running(a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_who_is_in_no_step_does_not_stall(c, s, a):
+    policy = StreamPolicy(idle_timeout="100ms")
+    model = await deploy(c, Gated(), streaming=policy)
+    streams_of(a)._slice = 0.0
+    GATE.release(2)
+    with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
+        slow = model.stream(counting(5))
+    await until(lambda: len(ROWS) == 2)
+    # Another is in its first step, which takes longer than it may.
+    with pytest.raises(StreamStalled):
+        await model.submit(counting(3))
+    GATE.release(100)
+    assert await read(slow) == [4, 3, 2, 1, 0]
+    del slow
     await nothing_is_left(s, a)
 
 

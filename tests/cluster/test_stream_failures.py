@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,27 @@ async def test_a_device_that_breaks_ends_streams_by_name(c, s, a, monkeypatch):
         await anext(stream)
     assert caught.value.chunks == 2
     del stream, caught
+    await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_device_that_breaks_beside_ends_streams_by_name(c, s, a, monkeypatch):
+    async def breaks() -> AsyncIterator[int]:
+        yield 0
+        yield 1
+        raise RuntimeError("the device is gone")
+
+    model = await deploy(c, breaks)
+    runtime: Any = a.plugins["daskinfer-runtime"]
+    device = runtime.loader.find("m", "1").device
+    monkeypatch.setattr(
+        type(device), "is_fatal", lambda self, error: "is gone" in str(error)
+    )
+    stream = model.stream()
+    assert [await anext(stream), await anext(stream)] == [0, 1]
+    with pytest.raises(daskinfer.DeviceError, match="2 chunks had been"):
+        await anext(stream)
+    del stream
     await nothing_is_left(s, a)
 
 

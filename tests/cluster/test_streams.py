@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import operator
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar
 
 import dask
 import numpy as np
@@ -127,6 +128,26 @@ async def test_an_asynchronous_generator_that_waits_does_not_keep_the_device(c, 
     stream.close()
     await until(lambda: waits.closed == 1)
     await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_the_thread_of_asynchronous_generators_goes_with_their_model(c, s, a):
+    class Numbers(Local):
+        threads: ClassVar[set[threading.Thread]] = set()
+
+        async def __call__(self, n: int) -> AsyncIterator[int]:
+            for i in range(n):
+                self.threads.add(threading.current_thread())
+                yield i
+
+    model = await deploy(c, Numbers())
+    for _ in range(2):
+        assert await read(model.stream(3)) == [0, 1, 2]
+    # What a model keeps may belong to its event loop.
+    (thread,) = Numbers.threads
+    assert thread.is_alive()
+    await model.undeploy()
+    await until(lambda: not thread.is_alive())
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
@@ -490,6 +511,32 @@ async def test_a_deadline_ends_a_stream_at_its_next_step(c, s, a):
     assert caught.value.chunks > 0
     await until(lambda: feed.closed == 1)
     del stream, caught
+    await nothing_is_left(s, a)
+
+
+class Unsized:
+    """A chunk whose size cannot be told."""
+
+    def __sizeof__(self) -> int:
+        raise ArithmeticError("it has no size")
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+@pytest.mark.parametrize("good", [0, 2])
+async def test_a_chunk_that_cannot_be_sized_fails_its_stream_alone(c, s, a, good):
+    class Mixed:
+        def __call__(self, bad: bool) -> Iterator[Any]:
+            yield from range(good)
+            yield Unsized() if bad else good
+            yield from range(good + 1, 600)
+
+    model = await deploy(c, Mixed(), max_batch_size=8)
+    stream, other = model.stream(True), model.stream(False)
+    assert [await anext(stream) for _ in range(good)] == list(range(good))
+    with pytest.raises(ArithmeticError, match="it has no size"):
+        await anext(stream)
+    assert await read(other) == list(range(600))
+    del stream, other
     await nothing_is_left(s, a)
 
 

@@ -47,6 +47,24 @@ def test_each_batch_ends_with_its_last_stream() -> None:
     asyncio.run(main())
 
 
+def test_who_is_not_wanted_before_the_first_turn_does_not_come() -> None:
+    async def main() -> None:
+        run = JoinedRun(job("none"))
+        first = run.join(job("1"), items("a", "b"))
+        run.lives["a"].dropped = True
+        assert run.dropped() == ["a"]
+        assert [item.key for item in run.coming] == ["b"]
+        # It is sent again, and the one of the past has not been started either.
+        run.lives["b"].dropped = True
+        second = run.join(job("2"), items("b"))
+        assert [item.key for item in run.coming] == ["b"]
+        assert run.coming == [run.items["b"]]
+        assert first.done() and not second.done()
+        run.close()
+
+    asyncio.run(main())
+
+
 def test_one_that_comes_again_is_told_nothing_of_its_past() -> None:
     async def main() -> None:
         run = JoinedRun(job("none"))
