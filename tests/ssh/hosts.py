@@ -198,11 +198,28 @@ def dask_ssh(hosts: list[Host], folder: Path, *options: str) -> Iterator[str]:
         *("--remote-dask-worker", "daskinfer.cli.worker"),
         *options,
     ]
-    log = folder / "dask-ssh.log"
-    with log.open("wb") as output:
-        launcher = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
+    with launched(command, folder / "dask-ssh.log"):
         yield f"tcp://{hosts[0].address}:{port}"
+
+
+@contextlib.contextmanager
+def launched(command: list[str], log: Path) -> Iterator[None]:
+    """Run a ``dask ssh`` command line, and end it as Ctrl-C does.
+
+    Parameters
+    ----------
+    command
+        Its words.
+    log
+        Where all that it shows goes, at once.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as output:
+        launcher = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment
+        )
+    try:
+        yield
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(PATIENCE) == 0, log.read_text()
     except BaseException:
