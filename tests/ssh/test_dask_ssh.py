@@ -14,9 +14,18 @@ from tests.ssh.hosts import PATIENCE, dask_ssh, hosts, wait_until_empty
 pytestmark = pytest.mark.process
 
 
+#: Of the first host, for what no option of ``dask ssh`` can say.
+CONFIGURATION = """
+distributed: {scheduler: {preload: [scheduler_plugins]}}
+daskinfer: {deployments: {digits: {factory: "daskinfer.demo.digits:load_model"}}}
+"""
+
+
 @pytest.fixture
 def two_hosts(tmp_path):
-    with hosts(tmp_path, one={}, two={}) as started:
+    file = tmp_path / "dask.yaml"
+    file.write_text(CONFIGURATION)
+    with hosts(tmp_path, one={"DASK_CONFIG": str(file)}, two={}) as started:
         yield started
 
 
@@ -28,6 +37,8 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
     with dask_ssh(two_hosts, tmp_path) as address:
         with Client(address, timeout=PATIENCE, loop=loop) as client:
             client.wait_for_workers(2 * workers_of_a_host(), timeout=PATIENCE)
+            digits = daskinfer.get(client, "digits")
+            assert digits(np.zeros((1, 1, 8, 8), "float32")).shape == (1, 10)
             model = daskinfer.deploy(client, net, name="net")
             status = model.status()
             assert {worker.state for worker in status.workers} == {"ready"}
