@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, Scheduler
 
 import daskinfer
 from tests.ssh.hosts import PATIENCE, dask_ssh, hosts, wait_until_empty
@@ -37,6 +37,8 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
     with dask_ssh(two_hosts, tmp_path) as address:
         with Client(address, timeout=PATIENCE, loop=loop) as client:
             client.wait_for_workers(2 * workers_of_a_host(), timeout=PATIENCE)
+            # Before a client of ours brings it.
+            assert "daskinfer" in client.run_on_scheduler(plugin_names)
             digits = daskinfer.get(client, "digits")
             assert digits(np.zeros((1, 1, 8, 8), "float32")).shape == (1, 10)
             model = daskinfer.deploy(client, net, name="net")
@@ -61,6 +63,10 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
                 f"//{one.address}"
             }
     wait_until_empty(two_hosts)
+
+
+def plugin_names(dask_scheduler: Scheduler) -> list[str]:
+    return list(dask_scheduler.plugins)
 
 
 def workers_of_a_host() -> int:
