@@ -85,13 +85,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def scheduler(folder: Path, *options: str) -> Iterator[tuple[Server, str]]:
+def scheduler(
+    folder: Path, *options: str, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[Server, str]]:
     """Run a scheduler, and give its address as well."""
     port = free_port("127.0.0.1")
     server = Server(
         folder / "scheduler.log",
         *("scheduler", "--host", "127.0.0.1", "--port", str(port)),
         *("--no-dashboard", "--no-show", *options),
+        env=env,
     )
     try:
         server.wait_for("Scheduler at:")
