@@ -198,6 +198,7 @@ async def _undeploy(client: Client, name: str, timeout: float) -> None:
             ", ".join(answer["unfreed"]),
             timeout,
             deployment=name,
+            stimulus_id=f"daskinfer-undeploy-{name}",
         )
 
 

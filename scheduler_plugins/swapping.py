@@ -316,6 +316,7 @@ def _or_never(look: Callable[[Any, float], float], what: Any, now: float) -> flo
             what,
             deployment=getattr(what, "name", None),
             version=getattr(what, "version", None),
+            stimulus_id="daskinfer-look",
         )
         return math.inf
 

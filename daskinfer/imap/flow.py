@@ -218,9 +218,11 @@ class Flow:
                 self._fail(error)
             else:
                 # If that is the end of it, requests fail, and tell in their turn.
-                name = self._model.name
-                told = "Could not look at %r: %s"
-                logger.info(told, name, describe(error), deployment=name)
+                logger.info(
+                    "Could not look at %r: %s",
+                    *(self._model.name, describe(error)),
+                    deployment=self._model.name,
+                )
 
     def _settle(self, outcomes: list[Outcome], refused: list[Outcome]) -> None:
         again = [outcome.place for outcome in refused if outcome.place in self._kept]

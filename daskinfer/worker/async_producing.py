@@ -147,7 +147,8 @@ class AsyncProducer:
         try:
             await self._thread.call(self._end())
         except Exception as error:
-            logger.info("A model raised %s as it was stopped", origin(error))
+            told = "A model raised %s as it was stopped"
+            logger.info(told, origin(error), **self._flow.about)
 
     # On the thread
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
@@ -167,6 +167,8 @@ class BatchRun:
         Knows what passes take of the device's memory; None: nobody is asked.
     alone
         Whether no request shares a pass with others.
+    about
+        What log lines say that they are about, as :class:`~daskinfer.logs.Log` has it.
 
     Examples
     --------
@@ -189,6 +191,7 @@ class BatchRun:
         footprint: Footprint | None = None,
         *,
         alone: bool = False,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._model = model
         self._batch_dim = batch_dim
@@ -198,6 +201,7 @@ class BatchRun:
         self._probe = probe
         self._footprint = footprint
         self._alone = alone
+        self._about = about
         self._outcome = Outcome()
         self._did_not_fit: list[tuple[int, set[Key]]] = []
         self._never_fit: set[Key] = set()
@@ -330,7 +334,7 @@ class BatchRun:
             call = payload.copy_arrays(first.call)
             output = self._forward(call, 1, 1, 1)
             if is_stream(output):
-                return _begun(Flow(output, members))
+                return _begun(Flow(output, members, about=self._about))
             return [payload.copy_arrays(output)]
         if first.rows == 0:
             call = self._zero_rows(first.call) if self._zero_rows else first.call
@@ -356,7 +360,8 @@ class BatchRun:
                 outputs += found
                 sizes.append(stop - start)
         if flows:
-            return _begun(Flow(joined(flows, self._batch_dim), [item]))
+            outputs_of_all = joined(flows, self._batch_dim)
+            return _begun(Flow(outputs_of_all, [item], about=self._about))
         return [payload.join_outputs(outputs, sizes, self._batch_dim)]
 
     def _pass(
@@ -375,7 +380,7 @@ class BatchRun:
             output = self._forward(call, rows, pad_to or rows, len(calls))
         if is_stream(output):
             padding = 0 if pad_to is None else pad_to - rows
-            flow = Flow(output, members, sizes, batch_dim, padding)
+            flow = Flow(output, members, sizes, batch_dim, padding, self._about)
             return _begun(flow) if begin else flow
         return payload.split(output, sizes, batch_dim, pad_to)
 

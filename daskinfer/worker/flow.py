@@ -5,7 +5,7 @@ Knows neither workers nor the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -42,6 +42,8 @@ class Flow:
         The axis along which they were joined; None: they were stacked.
     padding
         Rows that were added to them.
+    about
+        What log lines say that they are about, as :class:`~daskinfer.logs.Log` has it.
 
     Attributes
     ----------
@@ -70,7 +72,9 @@ class Flow:
         sizes: Sequence[int] | None = None,
         batch_dim: int | None = 0,
         padding: int = 0,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
+        self.about = dict(about or {})
         self.asked = {item.key: item for item in items}
         self.items = dict(self.asked)
         self._outputs = outputs
@@ -177,7 +181,8 @@ class Flow:
             # Iterators other than generators have none.
             contain(getattr(outputs, "close", int))
         except Exception as error:
-            logger.info("A model raised %s as it was stopped", origin(error))
+            told = "A model raised %s as it was stopped"
+            logger.info(told, origin(error), **self.about)
 
     def _divide(self, output: Any) -> Sequence[Any]:
         if self._sizes is None:

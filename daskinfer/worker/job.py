@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
@@ -48,6 +48,15 @@ class Job:
         """It is on the device, perhaps again."""
         if self.started is None:
             self.started = self.ended = now
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What log lines say that they are about."""
+        return {
+            "deployment": self.model.name,
+            "version": self.model.version,
+            "stimulus_id": f"daskinfer-run-{self.batch}",
+        }
 
     @property
     def waited(self) -> float:

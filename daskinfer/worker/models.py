@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -217,8 +217,14 @@ class ResidentModel:
             self._producer = StepProducer(steps, slots, self.batch_dim, self.device)
         return self._producer
 
-    def run(self, items: list[Item], first: list[int], rows: int) -> Outcome:
-        """Run a batch (on the device's thread)."""
+    def run(
+        self,
+        items: list[Item],
+        first: list[int],
+        rows: int,
+        about: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Run a batch (on the device's thread), and say in log lines which it is."""
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
         probe = None if self._example is None else self._probe
         run = BatchRun(
@@ -230,6 +236,7 @@ class ResidentModel:
             probe,
             self._footprint,
             alone=self.kind == ASYNC_STREAM,
+            about=about or {"deployment": self.name, "version": self.version},
         )
         outcome = run(items)
         if outcome.errors:

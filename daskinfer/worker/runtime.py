@@ -270,14 +270,9 @@ class InferenceRuntime(WorkerPlugin):
             job.done.set_result(None)
 
     def _tell_failed(self, job: Job, error: Exception) -> None:
-        about: dict[str, Any] = {
-            "deployment": job.model.name,
-            "version": job.model.version,
-            "stimulus_id": f"daskinfer-run-{job.batch}",
-        }
         told = "Batch %s could not be run: %s"
-        logger.error(told, job.batch, origin(error), **about)
-        logger.debug(told, job.batch, origin(error), exc_info=error, **about)
+        logger.error(told, job.batch, origin(error), **job.about)
+        logger.debug(told, job.batch, origin(error), exc_info=error, **job.about)
 
     def _device_is_held(self) -> None:
         for job in self.jobs.values():
@@ -343,7 +338,7 @@ class InferenceRuntime(WorkerPlugin):
             return Outcome(broken=self.device.broken)
         items = _items(job, inputs, job.payloads if keys is None else keys, calls)
         with self.loader.as_of(job.active):
-            outcome = job.model.run(items, job.pass_sizes, job.pass_rows)
+            outcome = job.model.run(items, job.pass_sizes, job.pass_rows, job.about)
         job.ended = monotonic()
         if outcome.flows and job.model.kind == protocol.PLAIN:
             job.model.kind = protocol.STREAM

@@ -170,12 +170,8 @@ class Streams:
                     await run.changed.wait()
         except Exception as error:
             if not self._is_closing:
-                logger.error(
-                    "%r could not go on: %s",
-                    *(run, origin(error)),
-                    deployment=run.model.name,
-                    version=run.model.version,
-                )
+                told = "%r could not go on: %s"
+                logger.error(told, run, origin(error), **run.job.about)
             for live in run.lives.values():
                 live.fail(error)
         # At once: who comes from now on begins anew.

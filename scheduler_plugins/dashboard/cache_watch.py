@@ -66,6 +66,8 @@ class CacheWatch:
                 "The caches of %r could not be asked",
                 deployment.name,
                 deployment=deployment.name,
+                version=deployment.active,
+                stimulus_id=f"daskinfer-cache-{deployment.name}",
             )
         else:
             self._told[deployment.name] = told

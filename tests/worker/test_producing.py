@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from daskinfer import OutputMismatch
 from daskinfer.streaming import Step
-from daskinfer.worker.execution import Item
+from daskinfer.worker.execution import BatchRun, Item, PassSizes
 from daskinfer.worker.flow import Flow
 from daskinfer.worker.generating import GeneratorProducer
 from daskinfer.worker.producing import Emission
@@ -202,6 +202,30 @@ def test_a_generator_that_fails_as_it_is_closed_is_told_of(
         producer.drop(["a"])
     assert "ArithmeticError" in caplog.text
     assert producer.live == []
+
+
+def test_what_is_told_of_it_says_which_batch_it_was_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def stubborn(x: np.ndarray) -> Iterator[np.ndarray]:
+        try:
+            yield x
+            yield x
+        finally:
+            raise ArithmeticError("never")
+
+    about = {"deployment": "m", "version": "1", "stimulus_id": "daskinfer-run-m-7"}
+    end = "[deployment='m' version='1' stimulus_id='daskinfer-run-m-7']"
+    # Alone in a pass, as a part of one, and in several passes.
+    for x in (np.int64(1), np.zeros((1, 1)), np.zeros((3, 1))):
+        caplog.clear()
+        item = Item("a", lambda x=x: ((x,), {}))
+        run = BatchRun(stubborn, 0, PassSizes(2), about=about)
+        (flow,) = run([item]).flows
+        with caplog.at_level(logging.INFO, logger="distributed.inference.flow"):
+            flow.drop(["a"])
+        told = [record.getMessage() for record in caplog.records]
+        assert told and all(line.endswith(end) for line in told), (x, told)
 
 
 def test_iterators_take_turns() -> None:
