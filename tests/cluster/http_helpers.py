@@ -16,7 +16,10 @@ from tests.cluster.helpers import PATIENCE
 async def ask(server: Any, path: str, method: str = "GET") -> HTTPResponse:
     """What a server answers, whatever it is."""
     url = f"http://127.0.0.1:{server.http_server.port}{path}"
-    return await AsyncHTTPClient().fetch(url, method=method, raise_error=False)
+    body = b"{}" if method in ("POST", "PUT", "PATCH") else None
+    return await AsyncHTTPClient().fetch(
+        url, method=method, body=body, raise_error=False
+    )
 
 
 async def ask_json(server: Any, path: str) -> tuple[int, Any]:
@@ -82,3 +85,11 @@ async def scrape(server: Any) -> Scrape:
     answer = await ask(server, "/metrics")
     assert answer.code == 200
     return Scrape(answer.body.decode())
+
+
+def ends(figures: Scrape, **labels: str) -> dict[tuple[str, str], float]:
+    """How many requests have ended, by outcome and reason."""
+    return {
+        (sample.labels["outcome"], sample.labels["reason"]): sample.value
+        for sample in figures.matching("requests_total", **labels)
+    }

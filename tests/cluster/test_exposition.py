@@ -18,7 +18,7 @@ from scheduler_plugins.outcomes import FAILURES
 from scheduler_plugins.placement import Placement
 from tests.cluster.cache_helpers import until_stored
 from tests.cluster.helpers import Probe, linear, until
-from tests.cluster.http_helpers import Scrape, ask, scrape
+from tests.cluster.http_helpers import Scrape, ask, ends, scrape
 from tests.cluster.scheduling_helpers import (
     ONE,
     deploy,
@@ -45,14 +45,6 @@ MOMENTARY = (
 
 def row(value: float) -> np.ndarray:
     return np.full((1, 1), float(value))
-
-
-def ends(figures: Scrape, **labels: str) -> dict[tuple[str, str], float]:
-    """How many requests have ended, by outcome and reason."""
-    return {
-        (sample.labels["outcome"], sample.labels["reason"]): sample.value
-        for sample in figures.matching("requests_total", **labels)
-    }
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)

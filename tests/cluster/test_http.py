@@ -159,8 +159,9 @@ async def test_status_tells_what_waits(c, s, a):
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_routes_are_read_only(c, s, a):
     await deploy(c, Probe())
+    before = still((await ask_json(s, STATUS))[1]["deployments"])
     for route in (READY, STATUS):
-        for method in ("DELETE", "OPTIONS"):
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
             assert (await ask(s, route, method)).code == 405
         answer = await ask(s, route)
         assert answer.headers["Content-Type"].startswith("application/json")
@@ -168,3 +169,4 @@ async def test_routes_are_read_only(c, s, a):
         assert answer.headers["Cache-Control"] == "no-store"
     answer = await ask(s, READY, "HEAD")
     assert (answer.code, answer.body) == (200, b"")
+    assert still((await ask_json(s, STATUS))[1]["deployments"]) == before
