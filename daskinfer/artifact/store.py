@@ -192,7 +192,7 @@ class Store:
         Returns
         -------
         FilePartial or None
-            None if another process is at it.
+            None if another process is at it, or has just completed them.
 
         Raises
         ------
@@ -213,9 +213,15 @@ class Store:
 
     def _begin(self, chunks: Chunks, path: str) -> FilePartial | None:
         try:
-            return FilePartial(chunks, path, self._publish)
+            partial = FilePartial(chunks, path, self._publish)
         except BlockingIOError:
             return None
+        if os.path.lexists(self._files.path(chunks.key)):
+            # Whoever did not find them may have looked just before they were there.
+            os.unlink(path)
+            partial.abandon()
+            return None
+        return partial
 
     def wait(self, chunks: Chunks) -> None:
         """Wait as long as another process writes to weights that it has begun.

@@ -211,6 +211,18 @@ def test_one_writes_and_the_other_is_told(store: Store) -> None:
     assert store.last_written(chunks_of(0)) is None
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_was_completed_since_it_was_looked_for_is_not_begun_again(
+    store: Store, alone: bool
+) -> None:
+    assert get(store, 0) is None
+    put(Store(store.directory, 2**30), 0)
+    before = names(store)
+    assert store.begin(chunks_of(0), alone=alone) is None
+    assert names(store) == before
+    assert get(store, 0) == bytes(weights_of(0))
+
+
 def test_one_that_does_not_wait_writes_its_own(store: Store) -> None:
     other = Store(store.directory, 2**30)
     partial = begin(store, 0)
