@@ -119,26 +119,26 @@ class Connection:
     @contextmanager
     def client(self) -> Generator[Client, None, None]:
         """Connect, and close the connection afterwards."""
-        _quieten()
-        arguments = self.arguments()
-        try:
-            client = Client(**arguments)
-        except _UNREACHABLE as error:
-            raise _unreached(error) from error
-        with client:
-            yield client
+        with _quiet():
+            arguments = self.arguments()
+            try:
+                client = Client(**arguments)
+            except _UNREACHABLE as error:
+                raise _unreached(error) from error
+            with client:
+                yield client
 
     @asynccontextmanager
     async def asynchronous_client(self) -> AsyncGenerator[Client, None]:
         """Do the same on a running event loop."""
-        _quieten()
-        arguments = self.arguments()
-        try:
-            client = await Client(**arguments, asynchronous=True)
-        except _UNREACHABLE as error:
-            raise _unreached(error) from error
-        async with client:
-            yield client
+        with _quiet():
+            arguments = self.arguments()
+            try:
+                client = await Client(**arguments, asynchronous=True)
+            except _UNREACHABLE as error:
+                raise _unreached(error) from error
+            async with client:
+                yield client
 
 
 _UNREACHABLE = (OSError, TimeoutError, ValueError)
@@ -148,11 +148,19 @@ def _unreached(error: Exception) -> Failed:
     return Failed(f"no scheduler was reached: {one_line(error)}")
 
 
-def _quieten() -> None:
+@contextmanager
+def _quiet() -> Generator[None, None, None]:
     """Keep Dask from writing what the command tells in its own way."""
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    # `dask infer doctor` tells which versions differ.
-    warnings.simplefilter("ignore", VersionMismatchWarning)
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            # `dask infer doctor` tells which versions differ.
+            warnings.simplefilter("ignore", VersionMismatchWarning)
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def connection_options(command: F) -> F:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from distributed import Client
 
 import daskinfer
 from daskinfer.cli import infer as group
+from daskinfer.cli.command import Failed
+from daskinfer.cli.connection import Connection
 from tests.cli.processes import PATIENCE, Server, infer, scheduler, workers
 
 pytestmark = pytest.mark.process
@@ -228,3 +231,14 @@ def test_no_scheduler_is_there():
 def test_wrong_use(arguments, message):
     ended = CliRunner().invoke(group, arguments)
     assert ended.exit_code == 2 and message in ended.output
+
+
+def test_a_command_leaves_the_log_of_its_process_as_it_was() -> None:
+    """Commands are also called from programs, which go on."""
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    ended = CliRunner().invoke(group, ["list", "--scheduler", "nonsense"])
+    assert ended.exit_code == 2 and logger.level == before
+    with pytest.raises(Failed), Connection("tcp://127.0.0.1:1", timeout=0.1).client():
+        pass
+    assert logger.level == before
