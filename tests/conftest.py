@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import shutil
 import signal
@@ -40,11 +41,29 @@ import daskinfer.config  # noqa: E402
 # Only now: utils_test notes the configuration that it sees when it is imported, and
 # goes back to that, the project's defaults included, between tests.
 from distributed import Nanny  # noqa: E402
-from distributed.utils_test import cleanup, loop, loop_in_thread  # noqa: E402
+from distributed.utils_test import (  # noqa: E402
+    cleanup,
+    gen_cluster,
+    loop,
+    loop_in_thread,
+)
 
 from daskinfer import logs  # noqa: E402
 
 __all__ = ["cleanup", "daskinfer", "loop", "loop_in_thread"]
+
+
+def let_tests_take(seconds: float) -> None:
+    """Give tests with a cluster so much time where they say nothing else.
+
+    Dask's own half a minute is not enough on a machine that is busy with others.
+    """
+    parameters = inspect.signature(gen_cluster).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    gen_cluster.__defaults__ = tuple({**defaults, "timeout": seconds}.values())
+
+
+let_tests_take(seconds=120)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -314,7 +314,8 @@ def test_a_canary_finds_only_what_it_has_answered(send: Any) -> None:
             figures = (await model.status()).version(version)
             assert figures.failures == 0
         found = (await status(model)).cache
-        assert found is not None and found.results.misses <= 2
+        # Each has computed once. What is not yet stored is taken from who computed it.
+        assert found is not None and found.results.misses - found.joined == 2
 
     test()
 
