@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import dask
 import distributed
 from dask.system import CPU_COUNT
-from distributed import Nanny
+from dask.utils import parse_timedelta
+from distributed import Nanny, Status
+from distributed.deploy.cluster import Cluster
 from distributed.deploy.utils import nprocesses_nthreads
 from distributed.worker_memory import parse_memory_limit
 
@@ -23,59 +24,11 @@ from daskinfer.device.host import (
     worker_environment,
 )
 from daskinfer.device.registry import parse_device
+from daskinfer.device_nanny import DeviceNanny
 from daskinfer.logs import Log
 from daskinfer.wording import counted
 
 logger = Log("cluster")
-
-# os.environ belongs to the whole process, and clusters may start in several threads.
-_environment_lock = threading.Lock()
-_POLL_SECONDS = 0.005
-
-
-class DeviceNanny(Nanny):
-    """A nanny whose ``env=`` is in place before its worker process starts.
-
-    Dask's own sets it in the running process, where a main script that was imported
-    again may have read it already; device visibility and thread counts are read once.
-    The nanny's own process has its environment back as soon as the worker's exists.
-    """
-
-    async def instantiate(self) -> distributed.Status:
-        """Start the worker process and wait until it is connected."""
-        # Dask sets these itself before it starts the process, over what is there.
-        self.pre_spawn_env = self.env
-        async with _environment(self.env):
-            starting = asyncio.ensure_future(super().instantiate())
-            try:
-                while not starting.done() and not self._has_process():
-                    await asyncio.sleep(_POLL_SECONDS)
-            except asyncio.CancelledError:
-                starting.cancel()
-                raise
-        return await starting
-
-    def _has_process(self) -> bool:
-        return self.process is not None and self.process.pid is not None
-
-
-@contextlib.asynccontextmanager
-async def _environment(variables: Mapping[str, str]) -> AsyncIterator[None]:
-    while not _environment_lock.acquire(blocking=False):
-        await asyncio.sleep(_POLL_SECONDS)
-    try:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-    finally:
-        _environment_lock.release()
 
 
 class LocalCluster(distributed.LocalCluster):
@@ -235,6 +188,37 @@ class LocalCluster(distributed.LocalCluster):
                 )
             kwargs["maximum"] = min(kwargs.get("maximum", most), most)
         return super().adapt(*args, **kwargs)
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """Leave a nanny alone while it starts a process anew.
+
+        Dask closes it if, at some time after a worker has left, there is none of its
+        name: in place of that one there may be the next but one, just being started.
+        """
+        if op == "remove":
+            name = self.scheduler_info["workers"][msg]["name"]
+            if isinstance(self.workers.get(name), Nanny):
+                Cluster._update_worker_status(self, op, msg)
+                self._await_worker(name)
+                return
+        super()._update_worker_status(op, msg)  # type: ignore[no-untyped-call]
+
+    def _await_worker(self, name: Any) -> None:
+        told = dask.config.get("distributed.deploy.lost-worker-timeout")
+        patience = float(parse_timedelta(told))
+        asyncio.get_running_loop().call_later(patience, self._look_for, name)
+
+    def _look_for(self, name: Any) -> None:
+        nanny = self.workers.get(name)
+        present = {worker["name"] for worker in self.scheduler_info["workers"].values()}
+        if nanny is None or name in present:
+            return
+        if nanny.status == Status.running:
+            # It closes itself when it cannot start a process.
+            self._await_worker(name)
+            return
+        del self.workers[name]
+        self._futures.add(asyncio.ensure_future(nanny.close()))
 
 
 def find_devices(device: str) -> tuple[str, list[int]]:

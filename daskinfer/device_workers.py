@@ -11,8 +11,9 @@ from distributed.deploy.utils import nprocesses_nthreads
 from distributed.utils import parse_ports
 from distributed.worker_memory import parse_memory_limit
 
-from daskinfer.cluster import DeviceNanny, find_devices, operation_threads
+from daskinfer.cluster import find_devices, operation_threads
 from daskinfer.device.host import RESOURCE_NAMES, worker_environment
+from daskinfer.device_nanny import DeviceNanny
 from daskinfer.logs import Log
 from daskinfer.wording import counted
 

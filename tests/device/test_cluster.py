@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
+import dask
 import pytest
 from dask.system import CPU_COUNT
-from distributed import Client, Nanny, Worker
+from distributed import Client, Nanny, Scheduler, Status, Worker
+from distributed.utils_test import async_poll_for, poll_for
 
 from daskinfer.cluster import LocalCluster
 from daskinfer.device import DeviceNotFound
+from daskinfer.device_nanny import DeviceNanny
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 60
 
 pytestmark = pytest.mark.process
 
@@ -31,6 +36,10 @@ VARIABLES = (
 def environment(dask_worker: Worker) -> dict[str, str | None]:
     found = {name: os.environ.get(name) for name in VARIABLES}
     return {**found, "pid": str(os.getpid()), "extra": os.environ.get("EXTRA")}
+
+
+def workers(cluster: LocalCluster) -> list[str]:
+    return list(cluster.scheduler_info["workers"])
 
 
 def resources(client: Client) -> list[dict[str, float]]:
@@ -180,6 +189,53 @@ def test_all_in_one_process(cleanup, bare_host):
 
 
 @mock.patch.dict(os.environ)  # Dask's own nanny leaves its settings behind here.
+def test_who_starts_anew_is_waited_for_longer_than_dask_waits(cleanup, bare_host):
+    """Whatever the time at which Dask looks for it."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
+        LocalCluster(n_workers=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        seen = set()
+        for _ in range(3):
+            client.wait_for_workers(1, timeout=PATIENCE)
+            ((address, pid),) = client.run(os.getpid).items()
+            seen.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            poll_for(lambda gone=address: gone not in workers(cluster), PATIENCE)
+        client.wait_for_workers(1, timeout=PATIENCE)
+        assert len(seen) == 3 and len(cluster.workers) == 1
+
+
+def test_a_nanny_that_has_ended_is_not_waited_for(cleanup, bare_host):
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
+        LocalCluster(n_workers=1, dashboard_address=":0") as cluster,
+    ):
+        poll_for(lambda: len(workers(cluster)) == 1, PATIENCE)
+        (nanny,) = cluster.workers.values()
+        cluster.sync(nanny.close)
+        poll_for(lambda: not cluster.workers, PATIENCE)
+        assert not workers(cluster)
+
+
+def test_a_nanny_that_closes_starts_no_process_that_it_was_asked_for(cleanup):
+    async def restart_and_close() -> None:
+        async with Scheduler(host="127.0.0.1", dashboard_address=":0") as scheduler:
+            nanny = await DeviceNanny(
+                scheduler.address, nthreads=1, host="127.0.0.1", env={}
+            )
+            restarting = asyncio.ensure_future(nanny.restart())
+            await async_poll_for(
+                lambda: nanny.process.status == Status.stopping, PATIENCE, period=0
+            )
+            await nanny.close()
+            assert await restarting == "OK"
+            assert nanny.process is None
+
+    asyncio.run(restart_and_close())
+
+
 def test_another_nanny_gets_the_environment_too(cleanup, two_npus):
     with LocalCluster(
         n_workers=1, worker_class=Nanny, dashboard_address=":0"
