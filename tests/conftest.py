@@ -75,6 +75,16 @@ def directories_are_removed() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def environment_is_as_before() -> Iterator[None]:
+    """Let no test hand its variables on to the processes of those that follow."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def no_line_is_left_out() -> None:
     """Let each test log, however much those before it have logged a moment ago."""
     logs.begin_anew()
