@@ -168,6 +168,7 @@ async def test_a_refusal_is_not_that_of_a_new_request_with_the_same_key(c, s, a)
             inline=0,
             timeout=None,
             contents={},
+            stream=None,
         )
 
     # All of it reaches the scheduler in one message.
