@@ -151,16 +151,16 @@ def _unreached(error: Exception) -> Failed:
 @contextmanager
 def _quiet() -> Generator[None, None, None]:
     """Keep Dask from writing what the command tells in its own way."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    dasks = logging.getLogger("distributed")
+    level = dasks.level
+    dasks.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             # `dask infer doctor` tells which versions differ.
             warnings.simplefilter("ignore", VersionMismatchWarning)
             yield
     finally:
-        logger.setLevel(level)
+        dasks.setLevel(level)
 
 
 def connection_options(command: F) -> F:
