@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ PICKLED = "pickled"
 
 #: Accepted file names; what the file holds decides how it is loaded.
 SUFFIXES = (".pt2", ".ts", ".pt", ".pth")
+
+# torch.export keeps what it reads in a global, and refuses a second thread meanwhile.
+_reading_export = threading.Lock()
 
 
 def read_file(
@@ -114,12 +118,18 @@ def load_pickled(content: memoryview, label: str) -> Any:
     return found
 
 
+def _read_export(content: memoryview) -> Any:
+    import torch
+
+    with _reading_export:
+        return torch.export.load(io.BytesIO(content))
+
+
 def load_export(content: memoryview, device: torch.device | None) -> Any:
     """Make a module of a torch.export archive, on a device if one is given."""
-    import torch
     from torch.export.passes import move_to_device_pass
 
-    program = torch.export.load(io.BytesIO(content))
+    program = _read_export(content)
     if device is not None:
         program = move_to_device_pass(program, device)
     # It was exported in one mode and cannot change it.
@@ -136,9 +146,7 @@ def row_limits(content: memoryview, axis: int) -> tuple[int, int] | None:
     tuple or None
         None where its inputs say different things, or nothing.
     """
-    import torch
-
-    program = torch.export.load(io.BytesIO(content))
+    program = _read_export(content)
     inputs = set(program.graph_signature.user_inputs)
     found = set()
     for node in program.graph.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_an_export_archive(net: nn.Module, tmp_path: Path, device: str | None) -
     assert is_module(model)
     torch.testing.assert_close(model(X), net(X))
     torch.testing.assert_close(model(X[:1]), net(X[:1]))
+
+
+def test_many_threads_read_an_export_archive(net: nn.Module, tmp_path: Path) -> None:
+    """As two models do that a worker loads, or two workers in one process."""
+    path = tmp_path / "model.pt2"
+    torch.export.save(exported(net), path)
+    artifact = Artifact.from_path(path)
+    with ThreadPoolExecutor(8) as threads:
+        models = list(threads.map(artifact.build, [None] * 40))
+    for model in models:
+        torch.testing.assert_close(model(X), net(X))
 
 
 @pytest.mark.parametrize("suffix", [".ts", ".pt", ".pth"])
