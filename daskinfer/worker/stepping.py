@@ -55,6 +55,8 @@ class StepProducer:
         Has the states.
     at_work
         Who is in the pass that is under way.
+    on_room
+        Called when one that ran alone has left its place; None: nobody asks.
 
     Examples
     --------
@@ -98,6 +100,9 @@ class StepProducer:
         self._running: dict[Key, Member] = {}
         self._told: dict[Key, Emission] = {}
         self._is_news = False
+        self._rows_alone = 0
+        self._is_stuck = False
+        self.on_room: Callable[[], object] | None = None
         self.at_work: AtWork | None = None
 
     def __repr__(self) -> str:
@@ -117,10 +122,16 @@ class StepProducer:
         waiting = (member.key for member in self._waiting)
         return list(dict.fromkeys((*self._running, *waiting, *self._told)))
 
-    def alone(self, call: Call) -> Iterator[Any]:
-        """Run one request to its end, while all others stand still.
+    @property
+    def waits(self) -> bool:
+        """Whether no turn is of any use before one that runs alone has ended."""
+        return self._is_stuck and self._rows_alone > 0
 
-        For a model that calls this one, on the device's thread.
+    def alone(self, call: Call) -> Iterator[Any]:
+        """Run one request to its end, none of whose steps is shared.
+
+        For a model that calls this one, on the device's thread. What it gives may be
+        read while that model takes many turns: its rows are held like those of others.
 
         Raises
         ------
@@ -132,6 +143,7 @@ class StepProducer:
         member = self.passes.member(Item(f"alone-{next(_numbers)}", lambda: call))
         self.passes.refuse_without_slots(member)
         ends = not member.rows
+        self._rows_alone += member.rows
         try:
             if not ends:
                 self.passes.start([member])
@@ -141,6 +153,10 @@ class StepProducer:
                     yield chunk
         finally:
             self.passes.release(member)
+            self._rows_alone -= member.rows
+            self._is_stuck = False
+            if (wake := self.on_room) is not None:
+                wake()
 
     # Coming and going
 
@@ -212,13 +228,15 @@ class StepProducer:
         ):
             paused = ()
         stepping = [m for m in self._running.values() if m.key not in paused]
+        self._is_stuck = bool(self._waiting) and not stepping
         for members in self._passes(stepping):
             self._isolation.attempt(members, self._step)
         return bool(stepping) and self.broken is None
 
     @property
     def _held(self) -> int:
-        return sum(member.rows for member in self._running.values())
+        running = sum(member.rows for member in self._running.values())
+        return running + self._rows_alone
 
     def _start_some(self, paused: Collection[Key]) -> None:
         spent = 0.0

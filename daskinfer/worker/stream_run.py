@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dask.typing import Key
@@ -85,6 +86,10 @@ class Run:
         """Divide streams, or parts of some, by the batch that they came with."""
         return [(self.job, some)] if some else []
 
+    def may_step(self) -> bool:
+        """Whether there is somebody for whom a turn is of use."""
+        return bool(set(self.producer.live).difference(self.paused))
+
     def remove(self, key: Key) -> None:
         """Nothing more is to be said of a stream."""
         del self.lives[key]
@@ -115,6 +120,9 @@ class JoinedRun(Run):
         self._jobs: dict[Key, Job] = {}
         self._open: dict[str, tuple[set[Key], asyncio.Future[None]]] = {}
         self._known = 0, 1.0
+        loop = asyncio.get_running_loop()
+        self._wake = partial(loop.call_soon_threadsafe, self.changed.set)
+        job.model.producer.on_room = self._wake
 
     def __repr__(self) -> str:
         return (
@@ -139,6 +147,10 @@ class JoinedRun(Run):
         self.share.used *= 1 - len(items) / len(self.lives)
         self.changed.set()
         return ended
+
+    def may_step(self) -> bool:
+        """Whether there is somebody for whom a turn is of use."""
+        return super().may_step() and not self.model.producer.waits
 
     def learned(self) -> bool:
         """Whether there is news of how many step together, and of what a step takes."""
@@ -175,3 +187,7 @@ class JoinedRun(Run):
         for _, ended in self._open.values():
             ended.set_result(None)
         self._open.clear()
+        producer = self.model.producer
+        if producer.on_room is self._wake:
+            # Else others have begun anew.
+            producer.on_room = None

@@ -164,7 +164,7 @@ class Streams:
                 self._send(run)
                 dropped = run.dropped()
                 run.paused = {key for key, live in run.lives.items() if live.paused}
-                if run.coming or dropped or set(producer.live).difference(run.paused):
+                if run.coming or dropped or run.may_step():
                     self._deliver(run, await self._step(run, dropped))
                 elif run.lives:
                     await run.changed.wait()

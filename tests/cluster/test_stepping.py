@@ -422,3 +422,33 @@ async def test_another_model_may_call_it(c, s, a):
     model = await deploy(c, outer, name="outer")
     assert (await model.submit(counting(4))).item() == 6
     await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_who_waits_for_the_slot_of_another_models_stream_takes_no_turns(c, s, a):
+    inner = await deploy(c, Attention(slots=1), name="inner")
+    expected = Attention(slots=1).alone([3, 4], 20)
+
+    def outer(tokens: Any, steps: Any) -> Iterator[Any]:
+        yield from inner.stream(tokens, steps)
+
+    model = await deploy(c, outer, name="outer")
+    streams_of(a)._slice = 0.0
+    with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
+        stream = model.stream(*request([3, 4], 20))
+    said = [(await anext(stream)).item()]
+    found = a.plugins["daskinfer-runtime"].loader.models.values()
+    (producer,) = [m.producer for m in found if m.name == "inner"]
+    turns = mock.Mock(side_effect=producer.advance)
+    with mock.patch.object(producer, "advance", turns):
+        other = inner.submit(*request([1, 2], 4))
+        await until(lambda: producer.waits)
+        before = turns.call_count
+        said += [(await anext(stream)).item() for _ in range(10)]
+        assert producer.waits and turns.call_count == before
+        said += await read(stream)
+        assert said == expected
+        chunks = [chunk.item() for chunk in await other]
+    assert chunks == Attention(slots=1).alone([1, 2], 4)
+    del stream, other
+    await nothing_is_left(s, a)

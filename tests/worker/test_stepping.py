@@ -695,3 +695,39 @@ def test_one_that_another_model_asks_for_runs_alone_between_the_steps() -> None:
     next(said := producer.alone(call))
     said.close()
     assert nothing_is_left(producer)
+
+
+def test_one_that_runs_alone_has_its_slot_until_it_ends() -> None:
+    model = Attention(slots=1)
+    producer = producer_of(model)
+    woken: list[bool] = []
+    producer.on_room = lambda: woken.append(producer.waits)
+    steps = torch.tensor([4])
+    said = producer.alone(((torch.tensor([[3, 4]]), steps), {}))
+    first = int(next(said))
+    producer.add([item("a", torch.tensor([[1, 2]]), steps)])
+    for _ in range(3):
+        assert producer.advance(0.0) == []
+        assert producer.waits and producer.live == ["a"]
+    assert [first, *map(int, said)] == model.alone([3, 4], 4)
+    assert woken == [False]
+    story = Story().run(producer)
+    assert [int(chunk) for chunk in story.chunks["a"]] == model.alone([1, 2], 4)
+    assert story.ended == {"a": None}
+    assert nothing_is_left(producer)
+
+
+def test_memory_that_one_alone_holds_is_waited_for() -> None:
+    device = Small(rows=1)
+    model = Checked(device)
+    producer = producer_of(model, device=device)
+    said = producer.alone(((np.array([3]),), {}))
+    next(said)
+    device.rows = 0
+    producer.add([item("a", np.array([2]))])
+    assert producer.advance(0.0) == []
+    assert producer.waits
+    said.close()
+    device.rows = 1
+    assert told(Story().run(producer), "a") == [[1], [0]]
+    assert nothing_is_left(producer)
