@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from daskinfer.bound import BoundModel
 from daskinfer.imap.calls import Iterated
@@ -350,15 +350,17 @@ class Model(Iterated, Versioned):
         worker = device_queue.current_worker() if device_queue else None
         if worker is not None:
             # A model that calls a model holds the device that the other waits for.
+            from daskinfer.worker.inner import call_inner
+
             runtime = worker.plugins["daskinfer-runtime"]
             resident = runtime.loader.find(self.name, self.version)
             if resident is not None:
-                return resident.call_one((args, kwargs))
+                return call_inner(resident, options, (args, kwargs))
             future = self._submit(options, args, kwargs)
             resident = runtime.loader.find_before(future, self.name, self.version)
             if resident is not None:
                 future.release()
-                return resident.call_one((args, kwargs))
+                return call_inner(resident, options, (args, kwargs))
             return future.result()
         future = self._submit(options, args, kwargs)
         return future if future.client.asynchronous else future.result()
@@ -384,11 +386,19 @@ class Model(Iterated, Versioned):
         worker = device_queue.current_worker() if device_queue else None
         if worker is not None:
             # As for a call: what it would wait for waits for this thread.
+            from daskinfer.worker.inner import stream_inner
+
             loader = worker.plugins["daskinfer-runtime"].loader
+            call = args, kwargs
             resident = loader.find(self.name, self.version)
             if resident is not None:
-                local: Stream = resident.stream_one((args, kwargs))
-                return local
+                return cast("Stream", stream_inner(resident, options, call))
+            stream = submitter(self.client).stream(self, options, args, kwargs)
+            resident = loader.find_before(stream.begun, self.name, self.version)
+            if resident is not None:
+                stream.close()
+                return cast("Stream", stream_inner(resident, options, call))
+            return stream
         return submitter(self.client).stream(self, options, args, kwargs)
 
     def _map(

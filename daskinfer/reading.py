@@ -13,6 +13,8 @@ from daskinfer.exceptions import InferenceError
 from daskinfer.future import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dask.typing import Key
     from distributed import Client
 
@@ -48,6 +50,7 @@ class Inbox:
         self._gap: InferenceError | None = None
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._callbacks: list[Callable[[Inbox], object]] = []
 
     def __repr__(self) -> str:
         return f"<Inbox parts: {len(self._parts)} ended: {self._has_ended}>"
@@ -79,6 +82,18 @@ class Inbox:
         """Nobody will take anything any more."""
         with self._changed:
             self._parts.clear()
+
+    def done(self) -> bool:
+        """Whether there is something to take, or nothing will ever come."""
+        with self._changed:
+            return self._is_there
+
+    def add_done_callback(self, function: Callable[[Inbox], object]) -> None:
+        """Have a function called whenever that may have become so; it must not wait."""
+        with self._changed:
+            self._callbacks.append(function)
+            if self._is_there:
+                function(self)
 
     def take(self) -> Part | None:
         """Wait for chunks that came together, and take them; None: no more come.
@@ -116,6 +131,8 @@ class Inbox:
 
     def _notify(self) -> None:
         self._changed.notify_all()
+        for function in self._callbacks:
+            function(self)
         if self._waiter is not None:
             (loop, arrived), self._waiter = self._waiter, None
             # A loop that was closed has no reader any more.

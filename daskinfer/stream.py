@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distributed import Future
 
     from daskinfer.protocol import StreamOrder
-    from daskinfer.reading import Readings
+    from daskinfer.reading import Inbox, Readings
 
 
 class Stream:
@@ -77,6 +77,11 @@ class Stream:
             self._is_shared = True
             self._readings.tell(self._future.key, OPEN)
         return self._future
+
+    @property
+    def begun(self) -> Inbox:
+        """Done, as a future is, when there is something to read, or nothing will be."""
+        return self._state.inbox
 
     # Reading
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distributed import Future, Worker
 
     from daskinfer.device import DeviceReport
+    from daskinfer.reading import Inbox
     from daskinfer.worker.caching import Caches
     from daskinfer.worker.device_queue import DeviceQueue
     from daskinfer.worker.models import ResidentModel
@@ -118,9 +119,9 @@ class Loader:
         self._tell()
 
     def find_before(
-        self, future: Future[Any], name: str, version: str | None
+        self, future: Future[Any] | Inbox, name: str, version: str | None
     ) -> ResidentModel | None:
-        """Wait for a model to be there; None if the future ends first.
+        """Wait for a model to be there; None if the future is done first.
 
         For the device's own thread, which must not wait for the future alone: its
         request may have come here, and wait for that thread.

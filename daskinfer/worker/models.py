@@ -23,7 +23,6 @@ from daskinfer.stepping import is_step_model
 from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.device_steps import DeviceSteps
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
-from daskinfer.worker.flow import chunks_of
 from daskinfer.worker.footprint import Footprint
 from daskinfer.worker.hollow import as_zero_rows
 from daskinfer.worker.iterating import AsyncOutputs, Outputs, entry_of, kind_of
@@ -244,40 +243,6 @@ class ResidentModel:
         if self._example is None:
             self._remember(items, outcome)
         return outcome
-
-    def call_one(self, call: Call) -> Any:
-        """Run one request (on the device's thread), outside any batch.
-
-        For a model that calls another one: whatever it waited for would wait for
-        the thread that it runs on.
-        """
-        if self.kind == STEPS:
-            return list(self.producer.alone(call))
-        outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
-        if outcome.broken is not None:
-            raise outcome.broken
-        if outcome.errors:
-            raise outcome.errors["call"]
-        for flow in outcome.flows:
-            return list(chunks_of(flow))
-        return outcome.results["call"]
-
-    def stream_one(self, call: Call) -> Iterator[Any]:
-        """The same, read piece by piece as it is computed.
-
-        Raises
-        ------
-        TypeError
-            The model gives one result.
-        """
-        if self.kind == STEPS:
-            return self.producer.alone(call)
-        outcome = self.run([Item("call", lambda: call)], [], self.max_rows)
-        if outcome.errors:
-            raise outcome.errors["call"]
-        if not outcome.flows:
-            raise TypeError(f"{self.name!r} does not answer piece by piece")
-        return chunks_of(outcome.flows[0])
 
     # Warm-up
 

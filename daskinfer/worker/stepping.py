@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ class StepProducer:
         """Whether no turn is of any use before one that runs alone has ended."""
         return self._is_stuck and self._rows_alone > 0
 
-    def alone(self, call: Call) -> Iterator[Any]:
+    def alone(self, call: Call) -> Generator[Any]:
         """Run one request to its end, none of whose steps is shared.
 
         For a model that calls this one, on the device's thread. What it gives may be
