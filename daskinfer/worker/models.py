@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import traceback
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
-
-from dask.typing import Key
 
 from daskinfer import payload
 from daskinfer.device import moving
-from daskinfer.exceptions import OutOfDeviceMemory
-from daskinfer.failure import note_origin
-from daskinfer.options import mistaken_option
 from daskinfer.protocol import ASYNC_STREAM, PLAIN, STEPS
 from daskinfer.stepping import is_step_model
-from daskinfer.worker.device_queue import current_worker
 from daskinfer.worker.device_steps import DeviceSteps
 from daskinfer.worker.execution import BatchRun, Call, Item, Outcome, PassSizes
+from daskinfer.worker.explaining import explain
 from daskinfer.worker.footprint import Footprint
-from daskinfer.worker.hollow import as_zero_rows
 from daskinfer.worker.iterating import AsyncOutputs, Outputs, entry_of, kind_of
+from daskinfer.worker.rehearsing import Rehearsal
 from daskinfer.worker.slots import Slots
 from daskinfer.worker.stepping import StepProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from distributed import Worker
-
     from daskinfer.artifact import Artifact
     from daskinfer.device import Device
     from daskinfer.worker.async_producing import AsyncThread
-
-#: Seconds of warm-up after which larger sizes are left to be learned.
-WARMUP_BUDGET = 10.0
 
 
 @dataclass(slots=True)
@@ -60,6 +46,8 @@ class ResidentModel:
         Whether it can leave the device and come back as it was.
     batch_dim, allowed, target
         From the deployment's policy.
+    example
+        What it is known to take; None: nothing is known yet.
     kind
         How it answers, as far as is known: see :data:`daskinfer.protocol.STREAM`.
     thread
@@ -82,7 +70,7 @@ class ResidentModel:
     target: float | None = None
     _entry: Callable[..., Any] | None = field(default=None, repr=False)
     _producer: StepProducer | None = field(default=None, repr=False)
-    _example: Call | None = field(default=None, repr=False)
+    example: Call | None = field(default=None, repr=False)
     _footprint: Footprint | None = field(default=None, repr=False)
     thread: AsyncThread | None = field(default=None, repr=False)
 
@@ -225,161 +213,34 @@ class ResidentModel:
     ) -> Outcome:
         """Run a batch (on the device's thread), and say in log lines which it is."""
         sizes = PassSizes(min(rows, self.max_rows), tuple(first), self.allowed)
-        probe = None if self._example is None else self._probe
+        rehearsal = Rehearsal(self)
         run = BatchRun(
             self,
             self.batch_dim,
             sizes,
-            self._as_zero_rows,
+            rehearsal.as_zero_rows,
             self.device,
-            probe,
+            None if self.example is None else rehearsal.probe,
             self._footprint,
             alone=self.kind == ASYNC_STREAM,
             about=about or {"deployment": self.name, "version": self.version},
         )
         outcome = run(items)
         if outcome.errors:
-            self.explain(items, outcome.errors)
-        if self._example is None:
-            self._remember(items, outcome)
+            explain(self, items, outcome.errors)
+        if self.example is None:
+            rehearsal.remember(items, outcome)
         return outcome
-
-    # Warm-up
 
     def warmup(
         self, example: Call, *, brief: bool = False
     ) -> Iterator[tuple[int, float] | None]:
-        """Run an example at every batch size; yield what all but the first run took.
-
-        First runs compile and allocate. A generator, so that batches of other
-        models can come between. Ends at a size that the device has no memory for,
-        unless it is the smallest. A ``brief`` one runs that once, where the times of
-        all are known.
-        """
-        self._example = example
-        spent = perf_counter()
-        sizes = self._warmup_sizes()
-        if brief:
-            sizes = sizes[:1]
-        for rows in sizes:
-            call = self._resized(example, rows)
-            for attempt in range(1 if brief else 3):
-                started = perf_counter()
-                try:
-                    self._touch(call, rows)
-                except Exception as error:
-                    if not (sizes[0] < rows and self.device.is_out_of_memory(error)):
-                        raise
-                    # What the pass had computed so far hangs on its frames.
-                    traceback.clear_frames(error.__traceback__)
-                    self.device.empty_cache()
-                    return
-                seconds = perf_counter() - started
-                yield (rows, seconds) if attempt else None
-            if not self.allowed and perf_counter() - spent > WARMUP_BUDGET:
-                return
-
-    def _touch(self, call: Call, rows: int) -> None:
-        """Run a pass for what it takes; of a stream, the first step."""
-        if self.kind == STEPS:
-            self.producer.passes.try_out(call, rows)
-            return
-        output = self(*call[0], **call[1])
-        if isinstance(output, Outputs):
-            next(output, None)
-            output.close()
-
-    def _warmup_sizes(self) -> list[int]:
-        if self.allowed:
-            return list(self.allowed)
-        powers = [1 << i for i in range(self.max_rows.bit_length())]
-        return sorted({n for n in powers if n < self.max_rows} | {self.max_rows})
-
-    def _resized(self, example: Call, rows: int) -> Call:
-        if self.batch_dim is None:
-            return payload.collate([example] * rows, None)
-        size = payload.measure(*example, self.batch_dim).rows
-        if not size:
-            raise ValueError(
-                f"the warmup= example of {self.name!r} has no rows along axis "
-                f"{self.batch_dim}; give it at least one"
-            )
-        one = payload.slice_rows(*example, self.batch_dim, 0, 1)
-        return payload.collate([one] * rows, self.batch_dim)
-
-    def explain(
-        self,
-        items: Iterable[Item],
-        errors: dict[Key, BaseException],
-        worker: Worker | None = None,
-    ) -> None:
-        """Say in errors of requests where they were raised."""
-        worker = worker or current_worker()
-        address = worker.address if worker is not None else "this process"
-        sharing = Counter(map(id, errors.values()))
-        for item in items:
-            error = errors.get(item.key)
-            if error is None:
-                continue
-            if self.device.is_out_of_memory(error):
-                errors[item.key] = self._no_memory(item, error, address)
-                continue
-            many = sharing[id(error)]
-            about = f"{many:,} requests" if many > 1 else _described(item, error)
-            note_origin(error, self.name, self.version, address, about)
-
-    def _no_memory(
-        self, item: Item, error: BaseException, address: str
-    ) -> OutOfDeviceMemory:
-        where = f"{self.device.torch_device} of {address}"
-        told = OutOfDeviceMemory(
-            f"{item.key!r} of {self.name!r} does not fit the memory of {where}, not "
-            f"even alone and with an emptied cache: make its input smaller. {error}",
-            key=item.key,
-            name=self.name,
-            version=self.version,
-            worker=address,
-        )
-        told.__cause__ = error
-        return told
-
-    def _probe(self) -> None:
-        """Run the smallest pass of what has run before."""
-        assert self._example is not None
-        smallest = self.allowed[0] if self.allowed else 1
-        self._touch(self._resized(self._example, smallest), smallest)
-
-    # Requests without rows
-
-    def _remember(self, items: list[Item], outcome: Outcome) -> None:
-        for item in items:
-            if item.rows and item.signature is not None and item.key in outcome.results:
-                if self.batch_dim is not None:
-                    one = payload.slice_rows(*item.call, self.batch_dim, 0, 1)
-                    # A copy: a view would keep the whole request alive.
-                    self._example = payload.collate([one, one], self.batch_dim)
-                return
-
-    def _as_zero_rows(self, call: Call) -> Call:
-        if self._example is None or self.batch_dim is None:
-            return call
-        return as_zero_rows(call, self._example, self.batch_dim)
+        """As :meth:`~daskinfer.worker.rehearsing.Rehearsal.warmup`."""
+        return Rehearsal(self).warmup(example, brief=brief)
 
 
 def _mover(tensor_type: type, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda array: move(array) if isinstance(array, tensor_type) else array
 
 
-def _described(item: Item, error: BaseException) -> str:
-    """Which request it was, what it brought, and what may have been meant."""
-    told = f"request {item.key!r}"
-    # Inputs and exceptions may have code of their own, which fails.
-    with contextlib.suppress(Exception):
-        if inputs := payload.outline(*item.call):
-            told += f"; input: {inputs}"
-        if hint := mistaken_option(error, item.call[1]):
-            told += f"\n{hint}"
-    return told
-
-
-__all__ = ["WARMUP_BUDGET", "ResidentModel"]
+__all__ = ["ResidentModel"]

@@ -307,7 +307,7 @@ async def test_error_of_the_engine_itself_is_told_to_all(c, s, a):
 async def test_error_of_the_engine_comes_after_the_chunks_before_it(c, s, a):
     model = await deploy(c, Gated())
     # One step at each turn.
-    streams_of(a)._slice = 0.0
+    streams_of(a).steps.slice = 0.0
     with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
         slow = model.stream(counting(5))
     GATE.release(2)
@@ -331,7 +331,7 @@ async def test_error_of_the_engine_comes_after_the_chunks_before_it(c, s, a):
 async def test_who_is_in_no_step_does_not_stall(c, s, a):
     policy = StreamPolicy(idle_timeout="100ms")
     model = await deploy(c, Gated(), streaming=policy)
-    streams_of(a)._slice = 0.0
+    streams_of(a).steps.slice = 0.0
     GATE.release(2)
     with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
         slow = model.stream(counting(5))
@@ -433,7 +433,7 @@ async def test_who_waits_for_the_slot_of_another_models_stream_takes_no_turns(c,
         yield from inner.stream(tokens, steps)
 
     model = await deploy(c, outer, name="outer")
-    streams_of(a)._slice = 0.0
+    streams_of(a).steps.slice = 0.0
     with dask.config.set({"daskinfer.streaming.window-chunks": 1}):
         stream = model.stream(*request([3, 4], 20))
     said = [(await anext(stream)).item()]
