@@ -42,6 +42,7 @@ class Tasks:
         self.released: list[Any] = []
         self.adopted: list[Any] = []
         self.bytes_away_from: dict[str, int] = {}
+        self.told: list[tuple[str, Any]] = []
         #: What Dask's transitions make the plugin do when a task is parked again.
         self.parked: Callable[[Any], None] = lambda key: None
         #: ... and when it has failed.
@@ -58,6 +59,12 @@ class Tasks:
 
     def has_worker(self, address: str) -> bool:
         return address in self.workers
+
+    def is_current(self, key: Any, address: str, run_id: int) -> bool:
+        return self.run_ids.get(key) == run_id
+
+    def tell(self, client: str, message: Any) -> None:
+        self.told.append((client, message))
 
     def is_parked(self, key: Any) -> bool:
         return key not in self.gone
