@@ -121,3 +121,52 @@ async def test_steps_are_counted_and_not_requests(slow: str) -> None:
     await settle()
     assert {address for address, _ in bench.batches} == {A, B} - {slow}
     assert sum(len(keys) for _, keys in bench.batches) == 12
+
+
+@on_loop
+async def test_seconds_to_the_first_chunk_and_between_chunks(monkeypatch: Any) -> None:
+    clock = [10.0]
+    monkeypatch.setattr("scheduler_plugins.streams.monotonic", lambda: clock[0])
+    bench = Bench()
+    line, batch = await streaming(bench, "a", "b")
+    for request, _ in bench.requests.values():
+        request.arrived = 8.0
+    streams, measures = bench.dispatcher.streams, line.figures.measures.streams
+    for seconds, key, first, count in [
+        (1.0, "a", 0, 1),
+        (0.5, "b", 0, 2),
+        # Those that come together have come one after the other.
+        (1.5, "a", 1, 4),
+        (0.0, "a", 1, 4),
+        (0.25, "b", 2, 1),
+    ]:
+        clock[0] += seconds
+        streams.chunks(chunks(batch, key, first, count), A)
+    assert (measures.first.count, measures.first.total) == (2, 3.0 + 3.5)
+    assert (measures.between.count, measures.between.total) == (2, 2.0 / 4 + 1.75)
+    assert measures.chunks == 8
+    assert line.streaming.total() == 2
+    bench.dispatcher.stream_ended(ended(batch, {"a": 5, "b": 3}), A)
+    assert line.streaming.total() == 0
+
+
+@on_loop
+async def test_hot_deployment_does_not_hold_the_steps_of_another_up() -> None:
+    bench = Bench()
+    hot, other = bench.open("hot"), bench.open("other")
+    for line in (hot, other):
+        line.kind = STEPS
+    bench.enqueue(hot, *(f"hot-{n}" for n in range(200)))
+    await settle()
+    for address, message in bench.runs:
+        about = {"keys": [], "streaming": message["keys"]}
+        bench.dispatcher.done(done_message(message, 0.1) | about, address)
+    await settle()
+    # The hot one has all its slots taken, and one more; what waits is in nobody's way.
+    sent = {key for _, keys in bench.batches for key in keys}
+    assert len(sent) == hot.pace.room(A)
+    few = [f"other-{n}" for n in range(5)]
+    bench.enqueue(other, *few)
+    await settle()
+    assert [key for _, keys in bench.batches for key in keys if key in few] == few
+    assert len(hot.queue.requests()) == 200 - len(sent)

@@ -108,3 +108,30 @@ def test_news_are_told_once() -> None:
         assert run.learned()
 
     asyncio.run(main())
+
+
+def test_turns_are_of_no_use_while_one_alone_has_the_room() -> None:
+    async def main() -> None:
+        producer: Any = SimpleNamespace(live=["a"], waits=True)
+        model: Any = SimpleNamespace(name="m", producer=producer)
+        about = job("1")
+        about.model = model
+        run = JoinedRun(about)
+        run.join(about, items("a"))
+        run.changed.clear()
+        assert not run.may_step()
+        producer.waits = False
+        producer.on_room()
+        await asyncio.wait_for(run.changed.wait(), timeout=30)
+        assert run.may_step()
+        run.paused = {"a"}
+        assert not run.may_step()
+        # Others begin anew before this one has been let go of.
+        other = JoinedRun(about)
+        run.close()
+        producer.on_room()
+        await asyncio.wait_for(other.changed.wait(), timeout=30)
+        other.close()
+        assert producer.on_room is None
+
+    asyncio.run(main())
