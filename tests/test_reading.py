@@ -127,3 +127,17 @@ def test_who_waits_is_told_that_chunks_are_lost() -> None:
             await asyncio.wait_for(waiting, 10)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["chunks", "end", "gap"])
+def test_inbox_says_when_there_is_something_to_take(how: str) -> None:
+    inbox, told = Inbox(), []
+    inbox.add_done_callback(lambda whose: told.append(whose.done()))
+    assert not told and not inbox.done()
+    if how == "end":
+        inbox.end()
+    else:
+        inbox.arrive(int(how == "gap"), 1, 8, False, NOTHING)
+    assert told == [True] and inbox.done()
+    inbox.add_done_callback(lambda whose: told.append(whose.done()))
+    assert told == [True, True]
