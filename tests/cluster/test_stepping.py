@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -15,9 +16,10 @@ import dask
 import numpy as np
 import pytest
 import torch
-from distributed import Nanny, Worker
+from distributed import Nanny, Worker, get_worker
 from distributed.utils_test import gen_cluster
 
+import daskinfer
 from daskinfer import (
     DeadlineExceeded,
     InferenceError,
@@ -25,7 +27,7 @@ from daskinfer import (
     StreamStalled,
     WorkerLost,
 )
-from tests.cluster.helpers import until
+from tests.cluster.helpers import Local, until
 from tests.cluster.scheduling_helpers import deploy, nothing_is_left
 from tests.cluster.stream_helpers import streams_of
 from tests.worker.step_models import BAD_STEP, Attention, Recurrent, recurrent_alone
@@ -451,4 +453,76 @@ async def test_who_waits_for_the_slot_of_another_models_stream_takes_no_turns(c,
         chunks = [chunk.item() for chunk in await other]
     assert chunks == Attention(slots=1).alone([1, 2], 4)
     del stream, other
+    await nothing_is_left(s, a)
+
+
+class Paced(Local):
+    """Counts down; a step takes as long as the worker it is made on has it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def start(self, x: Any) -> dict[str, Any]:
+        return {"left": x}
+
+    def step(self, state: dict[str, Any]) -> Any:
+        time.sleep(self.seconds[get_worker().address])
+        state["left"] = state["left"] - 1
+        return state["left"], state["left"] <= 0
+
+
+@gen_cluster(client=True, nthreads=TWO_WORKERS)
+async def test_fast_worker_is_given_more_than_a_slow_one_has(c, s, a, b):
+    paced = Paced()
+    paced.seconds = {a.address: 0.001, b.address: 0.03}
+    model = await deploy(c, paced)
+    pace = s.plugins["daskinfer"].dispatcher.lines["m", "1"].pace
+    for worker in (a, b):
+        pinned = model.options(workers=[worker.address])
+        await c.gather(pinned.map([counting(5)] * 4))
+    await until(lambda: pace.seconds(b.address) > 5 * pace.seconds(a.address))
+    # Of equal workers, each would be given four.
+    futures = model.map([counting(20) for _ in range(8)])
+    await c.gather(futures)
+    about = [await daskinfer.info(future) for future in futures]
+    assert [told.worker for told in about] == [a.address] * 8
+    del futures
+    await nothing_is_left(s, a, b)
+
+
+class Named(Local):
+    """Counts down, and notes whose step it is."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name = name
+        self.notes = notes
+
+    def start(self, x: Any) -> dict[str, Any]:
+        return {"left": x}
+
+    def step(self, state: dict[str, Any]) -> Any:
+        self.notes.append(self.name)
+        state["left"] = state["left"] - 1
+        return state["left"], state["left"] <= 0
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_hot_deployment_does_not_starve_another(c, s, a):
+    notes: list[str] = []
+    hot = await deploy(c, Named("hot", notes), "hot")
+    other = await deploy(c, Named("other", notes), "other")
+    streams_of(a).steps.slice = 0.0
+    crowd = hot.map([counting(100_000) for _ in range(8)])
+    await until(lambda: len(notes) > 100)
+    few = [other.submit(counting(30)) for _ in range(2)]
+    assert [len(chunks) for chunks in await c.gather(few)] == [30, 30]
+    first = notes.index("other")
+    last = len(notes) - notes[::-1].index("other")
+    # Both go on: neither has the device for itself.
+    between = notes[first:last]
+    assert 30 <= between.count("other") <= 60
+    assert between.count("hot") <= 10 * between.count("other")
+    await until(lambda: "hot" in notes[last:])
+    await c.cancel(crowd)
+    del crowd, few
     await nothing_is_left(s, a)
