@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -77,6 +79,31 @@ async def test_a_worker_that_dies_in_the_middle_ends_the_stream_by_name(c, s, a,
     assert "resume='replay'" in str(error)
     # What nobody has read is simply run again.
     assert len(await model.submit(5)) == 5
+    del stream, error, caught
+    await nothing_is_left(s)
+
+
+@gen_cluster(**PROCESSES)
+async def test_a_process_that_is_killed_ends_its_stream_by_name(c, s, a, b):
+    """It has no time to say anything, as with no memory left."""
+    model = await deploy(c, slow())
+    stream = model.stream(10_000)
+    first = [await anext(stream) for _ in range(3)]
+    (address,) = engine(s).dispatcher.streams.live.workers()
+    ((_, pid), *_) = first
+    (nanny,) = [n for n in (a, b) if n.pid == pid]
+    assert nanny.worker_address == address
+    os.kill(pid, signal.SIGKILL)
+    found = list(first)
+    with pytest.raises(WorkerLost) as caught:
+        async for chunk in stream:
+            found.append(chunk)
+    assert found == [(i, pid) for i in range(len(found))]
+    error = caught.value
+    assert (error.chunks, error.worker) == (len(found), address)
+    assert f"{len(found)} chunks had been delivered" in str(error)
+    # Others are answered, by the other one.
+    assert [i for i, _ in await read(model.stream(5))] == list(range(5))
     del stream, error, caught
     await nothing_is_left(s)
 
