@@ -9,6 +9,7 @@
 #   make chaos SECONDS=3600 SEEDS="1 2"    how long, and what is drawn
 #   make chaos PACE=5                      seconds between two events
 #   make soak COUNT=1000000 CYCLES=5000    how many requests fail, how often is deployed
+#   make soak STREAMS=100000               how many streams are opened
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,6 +21,7 @@ SECONDS ?= 600
 PACE ?= 2.5
 COUNT ?= 100000
 CYCLES ?= 1000
+STREAMS ?= 10000
 
 BIN := $(VENV)/bin
 RUN := OMP_NUM_THREADS=1 $(BIN)/python
@@ -72,10 +74,11 @@ bench: $(VENV)/dev.stamp  ## the slow tests and every benchmark
 chaos: $(VENV)/dev.stamp  ## let anything die at any time, for SECONDS
 	$(RUN) -m tests.chaos --seeds $(SEEDS) --seconds $(SECONDS) --pace $(PACE)
 
-soak: $(VENV)/dev.stamp  ## all over TLS; nothing is kept of what fails or is undeployed
+soak: $(VENV)/dev.stamp  ## all over TLS; nothing is kept of what fails, is undeployed or left
 	DASKINFER_TEST_TLS=all $(RUN) -m pytest -m "not slow" tests/cluster $(PYTEST_ARGS)
 	$(RUN) -m tests.soak --count $(COUNT)
 	$(RUN) -m tests.soak.cycles --count $(CYCLES)
+	$(RUN) -m tests.soak.streams --count $(STREAMS)
 
 torch-npu:  ## the tests on the real torch_npu wheel, over a stand-in CANN
 	$(PYTHON) tests/torch_npu/run.py
