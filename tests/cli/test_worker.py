@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from dask.system import CPU_COUNT
 from distributed import Client
+from distributed.cli.dask_worker import main as dask_worker
 from distributed.security import Security
 
 import daskinfer
@@ -191,3 +192,13 @@ def test_plans():
 
 def test_it_is_part_of_the_package():
     assert daskinfer.DeviceWorkers.__name__ == "DeviceWorkers"
+
+
+def test_it_has_the_options_of_dask_worker_but_for_those_of_one():
+    theirs, ours = (
+        {param.name for param in command.params} for command in (dask_worker, worker)
+    )
+    # Addresses of one worker; what Dask itself does not read any more.
+    one = {"contact_address", "listen_address", "nanny"}
+    assert theirs - ours == one | {"dashboard_prefix", "version"}
+    assert {"device", "cpu_workers"} <= ours - theirs
