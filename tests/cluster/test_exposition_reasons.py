@@ -24,6 +24,7 @@ from tests.cluster.stream_helpers import Feed, read
 pytest.importorskip("prometheus_client")
 
 ONE_WORKER = [("127.0.0.1", 1)]
+TWO_WORKERS = [("127.0.0.1", 1)] * 2
 
 
 def row(value: float, columns: int = 1) -> np.ndarray:
@@ -98,6 +99,8 @@ async def test_a_breaker_that_opens_and_closes(c, s, a):
     figures = await scrape(s)
     assert figures("breaker_openings_total") == 1
     assert ends(figures)["answered", "computed"] == 1
+    # One request, to see whether it is well.
+    assert figures.by("reason", "batches_sent_total")["try"] == 1
 
 
 @gen_cluster(client=True, nthreads=ONE_WORKER)
@@ -192,3 +195,72 @@ async def test_how_streams_end(c, s, a, monkeypatch):
     assert ended(figures) == {"stopped": 1, "failed": 1, "interrupted": 1}
     assert ends(figures, deployment="m")["failed", "device_error"] == 1
     await nothing_is_left(s, a)
+
+
+@gen_cluster(client=True, nthreads=ONE_WORKER)
+async def test_what_does_not_fit_and_what_breaks_the_device(c, s, a, monkeypatch):
+    def answer(x: np.ndarray) -> np.ndarray:
+        if (x == 7).any():
+            raise MemoryError("no room for that")
+        if (x == 8).any():
+            raise RuntimeError("the device is gone")
+        return x
+
+    model = await deploy(c, Probe(answer), retry=RetryPolicy(max_attempts=1))
+    device = a.plugins["daskinfer-runtime"].loader.find("m", "1").device
+    monkeypatch.setattr(type(device), "is_fatal", lambda self, e: "is gone" in str(e))
+    with pytest.raises(daskinfer.OutOfDeviceMemory):
+        await model.submit(row(7))
+    await model.submit(row(1))
+    figures = await scrape(s)
+    expected = {("failed", "out_of_memory"): 1, ("answered", "computed"): 1}
+    assert ends(figures) == expected
+    # The device is well: nothing was interrupted, and nothing opened.
+    assert figures("attempts_interrupted_total") == 0
+    assert figures("breaker_openings_total") == 0
+
+    with pytest.raises(daskinfer.DeviceError):
+        await model.submit(row(8))
+    figures = await scrape(s)
+    assert ends(figures) == expected | {("failed", "device_error"): 1}
+    interrupted = figures.by("reason", "attempts_interrupted_total", deployment="m")
+    assert interrupted == {"device_error": 1}
+
+
+@gen_cluster(client=True, nthreads=TWO_WORKERS)
+async def test_batches_that_are_sent_early_or_to_where_the_results_are(c, s, a, b):
+    async def sent(model: Any) -> dict[str, float]:
+        figures = await scrape(s)
+        return figures.by("reason", "batches_sent_total", deployment=model.name)
+
+    # Long enough for the second to come while the first is not late.
+    probe = Probe(lambda x: threading.Event().wait(0.3) or x)
+    ahead = await deploy(c, probe, "ahead", max_batch_size=8, warmup=ONE)
+    probe.close()
+    here = ahead.options(workers=a.address)
+    futures = [here.submit(row(1))]
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 1)
+    # The next is on its way before the device has ended the first.
+    futures.append(here.submit(row(2)))
+    await until(lambda: len(engine(s).dispatcher.running.batches) == 2)
+    assert await sent(ahead) == {"idle": 1, "prefetch": 1}
+    probe.open()
+    await wait(futures)
+    await ahead.undeploy()
+
+    probe = Probe()
+    kept = await deploy(c, probe, "kept", cache=CachePolicy())
+    first = kept.submit(row(1))
+    await first
+    home = (await daskinfer.info(first)).worker
+    await until(lambda: len(engine(s).dispatcher.affinity.residency) == 1)
+    # Where the result is, the device is busy.
+    probe.close()
+    busy = kept.options(workers=home).submit(row(0))
+    await probe.entered(2)
+    assert "cached" not in await sent(kept)
+    for _ in range(3):
+        await kept.submit(row(1))
+    assert (await sent(kept))["cached"] == 3
+    probe.open()
+    await busy
