@@ -56,9 +56,14 @@ async def test_ready_follows_the_workers(c, s):
             "deployments": {"m": None},
         }
         await a.close()
+        await until(lambda: a.address not in s.workers)
+        # As soon as Dask knows of it, not some time after.
+        assert (await ask_json(s, READY))[0] == 503
     told = await is_ready(s, False)
     assert told["reason"] == "'m': the cluster has no worker"
     async with Worker(s.address):
+        await until(lambda: len(engine(s).registry.can_answer("m")) == 1)
+        assert (await ask_json(s, READY))[0] == 200
         await is_ready(s, True)
 
 
