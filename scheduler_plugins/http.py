@@ -130,7 +130,7 @@ async def status_of(plugin: InferencePlugin) -> dict[str, Any]:
 
 def _worker(plugin: InferencePlugin, address: str, found: Observed) -> dict[str, Any]:
     facts = plugin.registry.workers.get(address)
-    told = {
+    told: dict[str, Any] = {
         "name": found.name,
         "status": found.status,
         "resources": found.resources,
@@ -138,9 +138,9 @@ def _worker(plugin: InferencePlugin, address: str, found: Observed) -> dict[str,
         "reasons": {},
         "broken": None,
         "telemetry": {
-            kind: found.metrics[kind]
+            kind: figures
             for kind in ("npu", "gpu")
-            if isinstance(found.metrics.get(kind), dict)
+            if (figures := found.telemetry(kind))
         },
     }
     if facts is not None:

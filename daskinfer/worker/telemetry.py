@@ -33,7 +33,8 @@ class Telemetry:
     of these as plain numbers, which Dask's table of workers shows.
 
     No device is opened for that: as long as no model was loaded on it, all is None.
-    Where Dask measures GPUs by itself, that is left as it is.
+    Where Dask measures GPUs by itself, its ``"gpu"`` and ``gpu_utilization`` are left
+    as they are, and ``gpu_memory`` stands beside them.
 
     Parameters
     ----------
@@ -66,16 +67,19 @@ class Telemetry:
         """Begin to tell of the kinds of devices that are there."""
         metrics = self._worker.metrics
         for backend in report.backends:
-            name = METRICS.get(backend.kind)
-            if backend.count and name is not None and name not in metrics:
-                metrics[name] = partial(self._measure, backend.kind)
-                for short, field in (
-                    ("memory", "memory-used"),
-                    ("utilization", "utilization"),
-                ):
-                    metrics[f"{name}_{short}"] = partial(
-                        self._figure, backend.kind, field
-                    )
+            kind, name = backend.kind, METRICS.get(backend.kind)
+            if not backend.count or name is None or f"{name}_memory" in metrics:
+                continue
+            memory: partial[Any] = partial(self._figure, kind, "memory-used")
+            if name in metrics:
+                # Dask has the utilization as a plain number, too.
+                memory = partial(self._measured_figure, kind, "memory-used")
+            else:
+                metrics[name] = partial(self._measure, kind)
+                metrics[f"{name}_utilization"] = partial(
+                    self._figure, kind, "utilization"
+                )
+            metrics[f"{name}_memory"] = memory
 
     def close(self) -> None:
         """Tell nothing more."""
@@ -111,6 +115,9 @@ class Telemetry:
                 self._failed.add(kind)
         self.latest[kind] = told
         return told
+
+    async def _measured_figure(self, kind: str, field: str, worker: Worker) -> Any:
+        return (await self._measure(kind, worker))[field]
 
     def _figure(self, kind: str, field: str, worker: Worker) -> Any:
         return self.latest.get(kind, {}).get(field)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daskinfer.status import DeploymentStatus, LatencyPercentiles, WorkerStatus
 from scheduler_plugins.diagnosis import unfitness
@@ -238,7 +238,7 @@ def _worker(plugin: InferencePlugin, worker: WorkerStatus) -> WorkerRow:
     if found is None:
         return WorkerRow(worker)
     kind = _METRICS.get((worker.device or "").split(":")[0], "")
-    metrics: Mapping[str, Any] = found.metrics.get(kind) or {}
+    metrics = found.telemetry(kind)
     used = metrics.get("memory-used")
     if used is None:
         used = found.metrics.get("memory", 0.0)

@@ -31,15 +31,21 @@ _T = TypeVar("_T")
 class Observed(NamedTuple):
     """What a worker has told of itself, as Dask knows it.
 
-    ``metrics`` are those of its last heartbeat. It may use ``memory_limit`` bytes; 0:
-    any number.
+    ``metrics`` are those of its last heartbeat, ``lasting`` what it told when it came.
+    It may use ``memory_limit`` bytes; 0: any number.
     """
 
     name: str
     status: str
     resources: dict[str, float]
     metrics: Mapping[str, Any]
+    lasting: Mapping[str, Any]
     memory_limit: int
+
+    def telemetry(self, kind: str) -> dict[str, Any]:
+        """What it tells of its accelerator; Dask tells a part once only, of GPUs."""
+        told = self.metrics.get(kind)
+        return {**self.lasting.get(kind, {}), **told} if isinstance(told, dict) else {}
 
 
 #: How many tasks are looked at for what a request's inputs come of.
@@ -303,7 +309,8 @@ class Facts:
             return None
         resources = dict(ws.resources)
         return Observed(
-            str(ws.name), ws.status.name, resources, ws.metrics, ws.memory_limit
+            *(str(ws.name), ws.status.name, resources),
+            *(ws.metrics, ws.extra, ws.memory_limit),
         )
 
     def in_background(

@@ -11,6 +11,9 @@ from daskinfer.device import (
 )
 from daskinfer.device import host as host_module
 
+# Of processes that are started with it on their path.
+collect_ignore = ["gpu_host"]
+
 
 @pytest.fixture
 def bare_host(monkeypatch):

@@ -21,6 +21,19 @@ def told(scheduler, worker, name="npu"):
     return scheduler.workers[worker.address].metrics.get(name)
 
 
+def shown_of_workers(scheduler):
+    """What Dask's table of workers shows, by column; the first row is their sum."""
+    pytest.importorskip("bokeh")
+    from bokeh.models import DataTable
+    from distributed.dashboard.components.scheduler import WorkerTable
+
+    page = WorkerTable(scheduler)
+    page.update()
+    tables = [part for part in page.root.children if isinstance(part, DataTable)]
+    fields = [column.field for table in tables for column in table.columns]
+    return {field: list(page.source.data[field]) for field in fields}
+
+
 @gen_cluster(client=True, nthreads=ONE_WORKER)
 async def test_heartbeats_tell_of_the_device(c, s, a):
     net = torch.nn.Linear(MIB, 1)  # 4 MiB
@@ -37,6 +50,9 @@ async def test_heartbeats_tell_of_the_device(c, s, a):
     assert told(s, a, "npu_memory") >= 4 * MIB
     assert told(s, a, "npu_utilization") == 0
     assert "gpu" not in s.workers[a.address].metrics
+    shown = shown_of_workers(s)
+    assert shown["npu_memory"] == 2 * [told(s, a, "npu_memory")]
+    assert shown["npu_utilization"] == [0, 0]
 
     pytest.importorskip("prometheus_client")
     figures = await scrape(a)
