@@ -12,6 +12,7 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.select import Select
 
 from tests.cluster.helpers import PATIENCE
 from tests.tools import require_tool
@@ -46,6 +47,64 @@ return row.children.map(plot => {
     const view = Bokeh.index.find_one(plot).views.find_one(plot.renderers[0]);
     return view.glyph.fill_color.get(0);
 });
+"""
+_SELECT = """
+const model = Bokeh.documents[0].get_model_by_name(arguments[0]);
+return Bokeh.index.find_one(model).shadow_el.querySelector("select");
+"""
+# What a user would have to scroll for, or not see at all.
+_FLAWS = """
+const flaws = [], placed = [];
+const pen = document.createElement("canvas").getContext("2d");
+const page = document.documentElement;
+if (page.scrollWidth > page.clientWidth)
+    flaws.push(`the page is ${page.scrollWidth} px wide, not ${page.clientWidth}`);
+const kinds = ["Figure", "DataTable", "Div", "Select"];
+for (const model of Bokeh.documents[0].all_models) {
+    const view = kinds.includes(model.type) ? Bokeh.index.find_one(model) : null;
+    if (!view) continue;
+    const box = view.el.getBoundingClientRect();
+    const name = model.title?.text ?? model.name ?? model.type;
+    placed.push([name, box]);
+    if (box.left < 0 || box.right > page.clientWidth + 1)
+        flaws.push(`${name} is from ${box.left} to ${box.right} px`);
+    if (model.type == "Figure") {
+        const frame = view.frame.bbox;
+        const {text, text_font, text_font_size, text_font_style} = model.title;
+        pen.font = `${text_font_style} ${text_font_size} ${text_font}`;
+        const end = frame.left + pen.measureText(text).width;
+        if (end > box.width) flaws.push(`the title of ${name} ends at ${end} px`);
+        for (const legend of model.center.filter(part => part.type == "Legend")) {
+            const drawn = view.views.find_one(legend).el.getBoundingClientRect();
+            if (drawn.left < box.left + frame.left - 1 || drawn.right > box.right + 1)
+                flaws.push(`the legend of ${name} is ${drawn.width} px wide`);
+        }
+    }
+    if (model.type == "DataTable") {
+        const seen = view.shadow_el.querySelector(".slick-viewport");
+        if (seen.scrollWidth > seen.clientWidth + 1)
+            flaws.push(`the columns of ${name} need ${seen.scrollWidth} px`);
+        for (const head of view.shadow_el.querySelectorAll(".slick-column-name"))
+            if (head.offsetWidth > head.parentElement.clientWidth)
+                flaws.push(`${name}: ${head.textContent} is cut`);
+    }
+    if (model.type == "Div") {
+        const parts = view.shadow_el.querySelectorAll("*");
+        for (const part of parts) {
+            const right = part.getBoundingClientRect().right;
+            const is_cut = part.clientWidth && part.scrollWidth > part.clientWidth + 1;
+            if (is_cut || right > box.right + 1)
+                flaws.push(`${part.textContent} is cut`);
+        }
+    }
+}
+for (const [i, [name, a]] of placed.entries())
+    for (const [other, b] of placed.slice(i + 1))
+        if (
+            Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1
+        ) flaws.push(`${name} and ${other} overlap`);
+return [placed.length, flaws];
 """
 _CHILDREN = """
 return Bokeh.documents[0].roots()[0].children.map(child => child.name);
@@ -103,11 +162,15 @@ class Page:
         return self.driver.execute_script(_PROPERTY, model, attribute)
 
     def choose(self, deployment: str) -> None:
-        """Choose a deployment, as a user does."""
-        self.driver.execute_script(
-            "Bokeh.documents[0].get_model_by_name('deployment').value = arguments[0]",
-            deployment,
-        )
+        """Choose a deployment in the list, as a user does, by clicks."""
+        choice = self.driver.execute_script(_SELECT, "deployment")
+        Select(choice).select_by_visible_text(deployment)
+
+    def flaws(self) -> list[str]:
+        """What of the page does not fit the screen, is cut, or covers something."""
+        parts, found = self.driver.execute_script(_FLAWS)
+        assert parts, "nothing is drawn"
+        return list(found)
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Wait until something is so; from a thread that is no event loop's."""

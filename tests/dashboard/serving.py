@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,12 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, LocalCluster
+from distributed.utils import sync
 
 import daskinfer
+from scheduler_plugins import dask_setup
 from tests.dashboard.browser import Page
+from tests.dashboard.fleet import Fleet
 
 
 @contextmanager
@@ -75,3 +79,31 @@ def load(model: Any, size: int) -> Iterator[None]:
 def grows(page: Page, value: Callable[[], float]) -> None:
     before = value()
     page.until(lambda: value() > before)
+
+
+@contextmanager
+def fleet_of(client: Client, workers: int) -> Iterator[Fleet]:
+    """Workers in the scheduler's state, which answer four times a second."""
+    scheduler = client.cluster.scheduler
+
+    async def begin() -> tuple[Fleet, asyncio.Task[None]]:
+        await dask_setup(scheduler)
+        fleet = Fleet(scheduler, workers)
+
+        async def live() -> None:
+            while True:
+                fleet.answer(0.25)
+                await asyncio.sleep(0.25)
+
+        return fleet, asyncio.create_task(live())
+
+    async def end(fleet: Fleet, life: asyncio.Task[None]) -> None:
+        life.cancel()
+        fleet.take()
+        fleet.leave()
+
+    fleet, life = sync(client.loop, begin)
+    try:
+        yield fleet
+    finally:
+        sync(client.loop, end, fleet, life)

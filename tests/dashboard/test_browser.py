@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client
 from distributed.metrics import monotonic
 from distributed.utils import sync
 
@@ -19,8 +16,14 @@ import daskinfer
 from scheduler_plugins import dask_setup
 from scheduler_plugins.dashboard.page import PARTS
 from tests.dashboard.browser import Page, browser
-from tests.dashboard.fleet import Fleet
-from tests.dashboard.serving import Sleeper, address, cluster, grows, load
+from tests.dashboard.serving import (
+    Sleeper,
+    address,
+    cluster,
+    fleet_of,
+    grows,
+    load,
+)
 
 pytestmark = [
     pytest.mark.browser,
@@ -76,6 +79,7 @@ def test_under_load_it_shows_what_the_plugin_knows(page: Page) -> None:
             page.until(lambda: page.columns("throughput")["rate"])
             page.until(lambda: len(page.columns("requests")["at"]) > 20)
             page.picture("four-workers")
+            assert page.flaws() == []
         status = model.status()
         table = settled(
             page,
@@ -115,6 +119,7 @@ def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
         assert page.has("nothing")
         assert "daskinfer.deploy(client, net)" in page.text("nothing")
         page.picture("nothing-deployed")
+        assert page.flaws() == []
 
         model = daskinfer.deploy(client, Sleeper(), name=HOSTILE)
         page.until(lambda: page.has("everything"))
@@ -129,6 +134,7 @@ def test_from_nothing_to_one_worker_and_back(page: Page) -> None:
         # What comes into an empty page has colours as well.
         assert all(page.fills("workers-plot"))
         page.picture("one-worker")
+        assert page.flaws() == []
 
         model.undeploy()
         page.until(lambda: page.has("nothing"))
@@ -141,35 +147,8 @@ def test_every_part_has_a_page(page: Page) -> None:
         for part in PARTS:
             page.open(address(client, f"individual-inference-{part.name}"))
             assert page.columns(part.name) is not None
+            assert page.flaws() == []
             assert page.complaints() == []
-
-
-@contextmanager
-def fleet_of(client: Client, workers: int) -> Iterator[Fleet]:
-    """Workers in the scheduler's state, which answer four times a second."""
-    scheduler = client.cluster.scheduler
-
-    async def begin() -> tuple[Fleet, asyncio.Task[None]]:
-        await dask_setup(scheduler)
-        fleet = Fleet(scheduler, workers)
-
-        async def live() -> None:
-            while True:
-                fleet.answer(0.25)
-                await asyncio.sleep(0.25)
-
-        return fleet, asyncio.create_task(live())
-
-    async def end(fleet: Fleet, life: asyncio.Task[None]) -> None:
-        life.cancel()
-        fleet.take()
-        fleet.leave()
-
-    fleet, life = sync(client.loop, begin)
-    try:
-        yield fleet
-    finally:
-        sync(client.loop, end, fleet, life)
 
 
 def test_sixty_four_workers_some_of_which_are_ill(page: Page) -> None:
@@ -205,6 +184,37 @@ def test_sixty_four_workers_some_of_which_are_ill(page: Page) -> None:
         page.until(lambda: max(page.columns("workers")["busy"]) > 0)
         page.until(lambda: len(page.columns("requests")["at"]) > 10)
         page.picture("sixty-four-workers")
+        assert page.flaws() == []
+
+
+def test_what_does_not_fit_is_found(page: Page) -> None:
+    def flaws(change: str) -> str:
+        """What is found after a change, which the server undoes soon."""
+        model = "const model = name => Bokeh.documents[0].get_model_by_name(name);"
+
+        def found() -> list[str]:
+            page.driver.execute_script(model + change)
+            return page.flaws()
+
+        return " ".join(page.until(found))
+
+    with cluster(page, 1) as client:
+        daskinfer.deploy(client, Sleeper(), name="resnet50")
+        page.open(address(client))
+        page.until(lambda: page.has("everything"))
+        assert page.flaws() == []
+        title = "model('throughput-plot').title.text = 'Learned '.repeat(20)"
+        assert "the title of Learned" in flaws(title)
+        text = "model('summary-text').text = '<pre>' + 'long '.repeat(300) + '</pre>'"
+        assert "long  is cut" in flaws(text)
+        head = (
+            "const columns = model('health-table').columns;"
+            "columns[1].title = 'breaker '.repeat(20);"
+            "model('health-table').columns = [...columns]"
+        )
+        assert "health-table: breaker" in flaws(head)
+        wide = "model('deployments-table').styles = {'min-width': '1500px'}"
+        assert "the page is" in flaws(wide)
 
 
 def test_versions_in_a_rollout(page: Page) -> None:
