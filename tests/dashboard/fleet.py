@@ -89,9 +89,9 @@ class Fleet:
         """That of the first deployment."""
         return self.plugin.dispatcher.lines[self.name, "1"]
 
-    def answer(self, seconds: float) -> None:
+    def answer(self, seconds: float, now: float | None = None) -> None:
         """Count what so many seconds bring, more on some workers than on others."""
-        now, counts = monotonic(), self.line.counts
+        now, counts = monotonic() if now is None else now, self.line.counts
         for number, address in enumerate(self.addresses):
             busy = 0.45 + 0.4 * math.sin(number)
             passes = [(24, 24, 0.009)] * max(round(busy * seconds / 0.009), 1)
