@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import psutil
 import pytest
@@ -21,6 +25,14 @@ daskinfer: {deployments: {digits: {factory: "daskinfer.demo.digits:load_model"}}
 """
 
 
+class Slow(torch.nn.Linear):
+    """As on devices that are busy for long: while a host is killed, it has batches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().forward(x)
+
+
 @pytest.fixture
 def two_hosts(tmp_path):
     file = tmp_path / "dask.yaml"
@@ -30,7 +42,7 @@ def two_hosts(tmp_path):
 
 
 def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop):
-    net = torch.nn.Linear(8, 4).eval()
+    net = Slow(8, 4).eval()
     inputs = np.random.default_rng(0).normal(size=(1000, 1, 8)).astype("float32")
     expected = net(torch.from_numpy(inputs)).detach().numpy()
     one, two = two_hosts
@@ -41,7 +53,9 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
             assert "daskinfer" in client.run_on_scheduler(plugin_names)
             digits = daskinfer.get(client, "digits")
             assert digits(np.zeros((1, 1, 8, 8), "float32")).shape == (1, 10)
-            model = daskinfer.deploy(client, net, name="net")
+            model = daskinfer.deploy(
+                client, net, name="net", batching=daskinfer.BatchPolicy(8)
+            )
             status = model.status()
             assert {worker.state for worker in status.workers} == {"ready"}
             at = sorted({w.address.split(":")[1] for w in status.workers})
@@ -49,6 +63,7 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
             assert len(one.workers()) == len(two.workers()) == workers_of_a_host()
 
             futures = model.map(list(inputs[:500]))
+            until(lambda: client.run_on_scheduler(in_flight, two.address) > 0)
             for process in two.processes("python"):
                 try:
                     process.kill()
@@ -59,6 +74,8 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
             np.testing.assert_allclose(answers, expected, atol=1e-6)
             status = model.status()
             assert (status.failures, status.waiting, status.in_flight) == (0, 0, 0)
+            # Those that it had were run again.
+            assert client.run_on_scheduler(interrupted) > 0
             assert {w.address.split(":")[1] for w in status.workers} == {
                 f"//{one.address}"
             }
@@ -67,6 +84,28 @@ def test_a_host_is_lost_and_every_request_is_answered(two_hosts, tmp_path, loop)
 
 def plugin_names(dask_scheduler: Scheduler) -> list[str]:
     return list(dask_scheduler.plugins)
+
+
+def in_flight(address: str, dask_scheduler: Scheduler) -> int:
+    """Requests of the batches that the workers of a host have."""
+    engine: Any = dask_scheduler.plugins["daskinfer"]
+    batches = engine.dispatcher.running.batches.values()
+    return sum(
+        len(batch.requests) for batch in batches if f"//{address}:" in batch.device.name
+    )
+
+
+def interrupted(dask_scheduler: Scheduler) -> int:
+    """Attempts that ended with their worker."""
+    engine: Any = dask_scheduler.plugins["daskinfer"]
+    line = engine.dispatcher.lines["net", "1"]
+    return int(line.figures.measures.interrupted["worker_lost"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "nothing is in flight"
 
 
 def workers_of_a_host() -> int:
