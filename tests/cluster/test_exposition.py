@@ -241,6 +241,8 @@ async def test_workers_that_die(c, s, a, b):
     }
     assert figures("attempts_interrupted_total", reason="worker_lost") > 0
     assert figures("retries_total") > 0
+    # Those that may be the cause.
+    assert figures.by("reason", "batches_sent_total")["alone"] > 0
     # No figure of a worker that is gone.
     alive = set(s.workers)
     assert figures.values("worker") <= alive
