@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import random
 import stat
@@ -21,6 +20,7 @@ import pytest
 from daskinfer.artifact.partial import FilePartial, MemoryPartial
 from daskinfer.artifact.store import Held, Store
 from tests.artifact.store_writer import CHUNK, chunks_of, hold, weights_of, write
+from tests.forking import fork_server
 
 KILLS = 50
 SIZE = chunks_of(0).size
@@ -369,9 +369,7 @@ def _fills_the_disk(descriptor: int, start: int, nbytes: int) -> None:
 
 @pytest.fixture
 def server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([write.__module__])
-    return context
+    return fork_server()
 
 
 def start(

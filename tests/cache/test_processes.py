@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.cache.helpers import files_in, same
 from tests.cache.writer import fill, open_cache, use, value_of
+from tests.forking import fork_server
 
 KILLS = 50
 
@@ -23,9 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([fill.__module__])  # torch takes seconds
-    return context
+    return fork_server()
 
 
 def start(
