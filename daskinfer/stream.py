@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import clean_exception
 
 from daskinfer import transport
+from daskinfer.leaving import Leaving
 from daskinfer.loss import told_as_lost
 from daskinfer.protocol import LEFT, OPEN
 from daskinfer.reading import Part, StreamState
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from daskinfer.reading import Inbox, Readings
 
 
-class Stream:
+class Stream(Leaving):
     """The chunks of one request, as the model gives them.
 
     Made by :meth:`Model.stream`. Read it with ``for``, or with ``async for``::
@@ -176,22 +177,6 @@ class Stream:
             self._future.release()
         elif not was_over:
             self._readings.tell(self._future.key, LEFT)
-
-    async def aclose(self) -> None:
-        """As :meth:`close`, for ``contextlib.aclosing``."""
-        self.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Stream:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._is_over:

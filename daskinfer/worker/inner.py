@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distributed.metrics import monotonic
 
 from daskinfer.exceptions import DeadlineExceeded
+from daskinfer.leaving import Leaving
 from daskinfer.protocol import STEPS
 from daskinfer.wording import counted
 from daskinfer.worker.execution import Item
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _KEY = "call"
 
 
-class InnerStream:
+class InnerStream(Leaving):
     """The chunks of one model that another one reads, computed as they are read.
 
     Read and left as a :class:`daskinfer.Stream`. Nothing is computed ahead, and nothing
@@ -116,22 +117,6 @@ class InnerStream:
     def close(self) -> None:
         """Stop reading: the model stops where it is. Harmless when repeated."""
         self._chunks.close()
-
-    async def aclose(self) -> None:
-        """As :meth:`close`, for ``contextlib.aclosing``."""
-        self.close()
-
-    def __enter__(self) -> InnerStream:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> InnerStream:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def stream_inner(model: ResidentModel, options: CallOptions, call: Call) -> InnerStream:
