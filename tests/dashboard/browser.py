@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.select import Select
@@ -19,6 +20,16 @@ from tests.tools import require_tool
 
 #: Where pictures are left; kept by those who run the tests.
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+
+#: Of modules whose tests look at pages.
+MARKS = [
+    pytest.mark.browser,
+    pytest.mark.usefixtures("collect"),
+    # Bokeh leaves what it was about to send to a page that is closed.
+    pytest.mark.filterwarnings(
+        "ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"
+    ),
+]
 
 _COLUMNS = """
 const model = Bokeh.documents[0].get_model_by_name(arguments[0]);

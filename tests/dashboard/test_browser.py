@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -15,7 +13,7 @@ from distributed.utils import sync
 import daskinfer
 from scheduler_plugins import dask_setup
 from scheduler_plugins.dashboard.page import PARTS
-from tests.dashboard.browser import Page, browser
+from tests.dashboard.browser import MARKS, Page
 from tests.dashboard.serving import (
     Sleeper,
     address,
@@ -25,28 +23,9 @@ from tests.dashboard.serving import (
     load,
 )
 
-pytestmark = [
-    pytest.mark.browser,
-    # Bokeh leaves what it was about to send to a page that is closed.
-    pytest.mark.filterwarnings(
-        "ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"
-    ),
-]
+pytestmark = MARKS
 
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def collect() -> Iterator[None]:
-    """Let what a test has left be found while its own warnings are expected."""
-    yield
-    gc.collect()
 
 
 def settled(page: Page, source: str, **expected: Any) -> dict[str, list[Any]]:

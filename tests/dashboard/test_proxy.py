@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,32 +12,13 @@ import pytest
 from distributed import Client
 
 import daskinfer
-from tests.dashboard.browser import Page, browser
+from tests.dashboard.browser import MARKS, Page
 from tests.dashboard.serving import Sleeper, cluster, grows
 from tests.ssh.hosts import free_port
 
-pytestmark = [
-    pytest.mark.browser,
-    # Bokeh leaves what it was about to send to a page that is closed.
-    pytest.mark.filterwarnings(
-        "ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"
-    ),
-]
+pytestmark = MARKS
 
 PREFIX = "/gateway/dask"
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def collect() -> Iterator[None]:
-    """Let what a test has left be found while its own warnings are expected."""
-    yield
-    gc.collect()
 
 
 @contextmanager
