@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from daskinfer.worker.loading import Loader
     from daskinfer.worker.stream_sending import Sending
 
-#: Seconds between looks at whether a turn has begun, and its short steps are over.
+#: Seconds between looks at whether a turn has begun, and its short steps are over. It
+#: is not told: that would wake the event loop once more for each turn, of which there
+#: are hundreds a second, and only those that are late are looked at.
 _POLL = 0.005
 
 
